@@ -168,4 +168,5 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::examples::CASE,
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
+    kubevirt::kills::CASE,
 ];

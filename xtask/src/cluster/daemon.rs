@@ -20,8 +20,10 @@ pub struct Daemon {
     pub name: String,
     pub process: Process,
     /// The program and its arguments.
+    #[serde(default)]
     command: Vec<String>,
     /// Variables in addition to those of `cargo xtask`.
+    #[serde(default)]
     environment: Vec<(String, String)>,
 }
 
@@ -119,6 +121,12 @@ impl Record {
         command.args(arguments).envs(daemon.environment.iter().cloned());
         *daemon = Daemon::start(name, &mut command, &log)?;
         self.write()
+    }
+
+    /// Names of the processes that have ended.
+    pub fn ended(&self) -> Vec<String> {
+        let ended = self.daemons.iter().filter(|daemon| !daemon.process.alive());
+        ended.map(|daemon| daemon.name.clone()).collect()
     }
 
     /// Fails with the end of its log if the process called `name` has ended.

@@ -243,6 +243,15 @@ pub fn exists() -> bool {
     record.daemons.iter().any(|daemon| daemon.process.alive())
 }
 
+/// Starts processes of this machine again that have ended, as the kubelet would if they were pods.
+///
+/// # Errors
+/// Fails if one does not start.
+pub fn restart_ended() -> Result<()> {
+    let mut record = Record::read(&folder()?);
+    record.ended().iter().try_for_each(|name| record.restart(name))
+}
+
 /// Ends the cluster and deletes its data.
 ///
 /// # Errors

@@ -9,6 +9,11 @@ use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Interval of looks for killed processes.
+const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts a cluster with KubeVirt from the checkout `source`, runs the cases whose names contain `filter`, and ends the
 /// cluster.
@@ -24,10 +29,27 @@ pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
         cluster::up(source, 1, build)
     });
     if up {
-        stages.run("cases under KubeVirt", |stage| cases(stage, source, filter));
+        stages.run("cases under KubeVirt", |stage| {
+            let (end, ended) = mpsc::channel::<()>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || restart_killed(&ended));
+                let result = cases(stage, source, filter);
+                drop(end);
+                result
+            })
+        });
         stages.run("end of the cluster", |_| cluster::down());
     } else {
         stages.fail("cases under KubeVirt", "not run, because there is no cluster");
+    }
+}
+
+/// Starts the processes again that cases kill, until `ended` is closed.
+fn restart_killed(ended: &mpsc::Receiver<()>) {
+    while ended.recv_timeout(RESTART_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if let Err(error) = cluster::restart_ended() {
+            eprintln!("the control plane: {error:#}");
+        }
     }
 }
 
@@ -36,6 +58,7 @@ fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
         .arg("--kubevirt")
         .args(filter)
         .env("HUSK_CLUSTER", cluster::folder()?)
+        .env("HUSK_XTASK", std::env::current_exe()?)
         .env("HUSK_KUBEVIRT", source.canonicalize()?)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -5,6 +5,7 @@ pub mod debian;
 pub mod end;
 pub mod examples;
 pub mod hotplug;
+pub mod kills;
 pub mod life;
 pub mod network;
 pub mod sets;

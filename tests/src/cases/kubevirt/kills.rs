@@ -1,0 +1,315 @@
+//! Processes of the node and of the control plane are killed while VMs are made, plugged, paused and deleted.
+
+use crate::harness::Case;
+use crate::harness::context::TestContext;
+use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
+use crate::harness::kubevirt::{KubeVirt, VMI};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub const CASE: Case = Case {
+    name: "kubevirt-kills",
+    about: "agent, shim, VMM, containerd, kubelet, virt-controller, virt-api and kube-apiserver killed at random moments",
+    limit: Duration::from_secs(3000),
+    run,
+};
+
+/// Number of kills, unless `HUSK_KILLS` has another.
+const KILLS: u32 = 40;
+/// Kills between two checks that everything converges.
+const ROUND: u32 = 10;
+const VMS: [&str; 4] = ["kill-0", "kill-1", "kill-2", "kill-3"];
+/// Folder of the plugged volumes' data on the node.
+const DATA: &str = "/var/tmp/husk-kills";
+
+/// Processes on the node, by what `pkill -f` matches, but not the shell with the pattern in its command line. All but the VMs' own are started again by systemd or the kubelet.
+const ON_NODE: [(&str, &str); 5] = [
+    ("agent", "^/[h]usk-agent"),
+    ("shim", "^[^ ]*[c]ontainerd-shim-husk-v2 "),
+    ("VMM", "^[^ ]*[h]usk-vmm "),
+    ("containerd", "/[c]ontainerd$"),
+    ("kubelet", "/[k]ubelet --config"),
+];
+/// Processes on this machine.
+const ON_HOST: [&str; 3] = ["virt-controller", "virt-api", "kube-apiserver"];
+
+/// Counts the network namespaces of pods.
+const NAMESPACES: &str = "ls /run/netns | wc -l";
+
+/// xorshift64*, whose seed is printed.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let c = &KubeVirt::find(ctx)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
+    let seed = number("HUSK_SEED").unwrap_or(now) | 1;
+    let kills = number("HUSK_KILLS").map_or(KILLS, |kills| kills as u32);
+    println!("HUSK_SEED={seed} HUSK_KILLS={kills}");
+    let namespaces = on_node(NAMESPACES)?;
+    prepare(c)?;
+    let result = killing(c, &mut Random(seed), kills).with_context(|| format!("with HUSK_SEED={seed}"));
+    ctx.part("kills", || result);
+    ctx.part("nothing is left", || nothing_is_left(c, &namespaces));
+    Ok(())
+}
+
+/// The VMs, and a volume for each that can be plugged.
+fn prepare(c: &KubeVirt<'_>) -> Result<()> {
+    let node = c.node()?;
+    for name in VMS {
+        let folder = format!("{DATA}/{name}");
+        on_node(&format!(
+            "mkdir -p {folder} && truncate -s 8M {folder}/disk.img && chown -R 107:107 {folder}"
+        ))?;
+        c.apply(&local_volume(name, "Filesystem", (&folder, "8Mi"), &node))?;
+        c.apply(&[virtual_machine(name, "button,shell")])?;
+    }
+    converged(c, &[])
+}
+
+/// What has happened to the VMs since the last check.
+#[derive(Debug, Default)]
+struct Expected {
+    /// VMs that may have been replaced: their shim or VMM was killed, or they were restarted or deleted.
+    replaced: Vec<String>,
+    /// VMs that may be paused.
+    paused: Vec<String>,
+}
+
+fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
+    let mut uids = uids(c)?;
+    let mut expected = Expected::default();
+    for kill in 1..=kills {
+        let vm = VMS[random.below(VMS.len())];
+        let action = act(c, random, vm, &mut expected)?;
+        std::thread::sleep(Duration::from_millis(random.below(3000) as u64));
+        let victim = random.below(ON_NODE.len() + ON_HOST.len());
+        let name = match ON_NODE.get(victim) {
+            Some((name @ ("shim" | "VMM"), pattern)) => {
+                expected.replaced.extend(kill_process_of_vm(c, pattern)?);
+                name
+            }
+            Some((name, pattern)) => {
+                on_node(&format!("pkill -9 -f '{pattern}' || true"))?;
+                name
+            }
+            None => {
+                let name = ON_HOST[victim - ON_NODE.len()];
+                kill_on_host(name)?;
+                name
+            }
+        };
+        println!("kill {kill}: {name} after {action} of {vm}");
+        if kill % ROUND == 0 || kill == kills {
+            converged(c, &expected.paused).with_context(|| format!("after kill {kill}"))?;
+            let now = self::uids(c)?;
+            for (name, uid) in &now {
+                let same = uids.get(name) == Some(uid);
+                ensure!(
+                    same || expected.replaced.contains(name),
+                    "{name} was replaced, and nobody killed it"
+                );
+            }
+            (uids, expected) = (now, Expected::default());
+        }
+    }
+    Ok(())
+}
+
+/// Kills a process of this machine, which `cargo xtask test` starts again.
+fn kill_on_host(name: &str) -> Result<()> {
+    // The status is 1 while the API server is not there.
+    let status = Command::new(xtask_program()?)
+        .args(["cluster", "status"])
+        .output()?;
+    let status = String::from_utf8_lossy(&status.stdout);
+    let line = status.lines().find(|line| line.starts_with(name));
+    let line = line.with_context(|| format!("no {name}: {status}"))?;
+    let pid = line.rsplit(' ').next().and_then(|pid| pid.parse().ok());
+    let pid = pid.and_then(Pid::from_raw).context("no pid")?;
+    // It may have been killed just before.
+    if line.contains(" runs,") {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    Ok(())
+}
+
+/// Kills one process of a random VM. Returns the name of the VM; all names if its pod is not known.
+fn kill_process_of_vm(c: &KubeVirt<'_>, pattern: &str) -> Result<Vec<String>> {
+    let cgroup = on_node(&format!(
+        "pid=$(pgrep -f '{pattern}' | shuf -n 1); [ -z \"$pid\" ] || {{ cat /proc/$pid/cgroup; kill -9 $pid; }}"
+    ))?;
+    let path = "{range .items[*]}{.metadata.labels.app}={.metadata.uid} {end}";
+    let words = [
+        "get",
+        "pods",
+        "-lkubevirt.io=virt-launcher",
+        "-o",
+        &format!("jsonpath={path}"),
+    ];
+    let pods = c.kubectl(&words)?;
+    let mut pairs = pods
+        .text
+        .split_whitespace()
+        .filter_map(|pair| pair.split_once('='));
+    let own = pairs.find(|(_, uid)| cgroup.contains(uid));
+    Ok(own.map_or_else(
+        || VMS.map(str::to_owned).to_vec(),
+        |(name, _)| vec![name.to_owned()],
+    ))
+}
+
+/// Starts an operation on a VM, which may fail: the API server may be the victim of the kill before.
+fn act(
+    c: &KubeVirt<'_>,
+    random: &mut Random,
+    vm: &'static str,
+    expected: &mut Expected,
+) -> Result<&'static str> {
+    let volume = format!("--volume-name={vm}");
+    let operations: [(&'static str, Vec<&str>); 7] = [
+        ("restart", vec!["restart", vm]),
+        ("delete", vec![]),
+        ("pause", vec!["pause", "vmi", vm]),
+        ("unpause", vec!["unpause", "vmi", vm]),
+        ("addvolume", vec!["addvolume", vm, &volume, "--persist"]),
+        ("removevolume", vec!["removevolume", vm, &volume, "--persist"]),
+        ("nothing", vec![]),
+    ];
+    let (name, words) = &operations[random.below(operations.len())];
+    if ["restart", "delete"].contains(name) {
+        expected.replaced.push(vm.to_owned());
+    }
+    if *name == "pause" {
+        expected.paused.push(vm.to_owned());
+    }
+    if !words.is_empty() {
+        c.virtctl(words)?;
+    } else if *name == "delete" {
+        c.kubectl(&["delete", VMI, vm, "--wait=false"])?;
+    }
+    Ok(name)
+}
+
+/// Waits until all VMs run and no VMI is being deleted. VMIs may be paused only if `paused` has them.
+fn converged(c: &KubeVirt<'_>, paused: &[String]) -> Result<()> {
+    c.until_true("the API server does not answer", || {
+        let answer = c.kubectl(&["get", "vm"])?;
+        Ok(if answer.status == 0 {
+            Ok(())
+        } else {
+            Err(answer.text)
+        })
+    })?;
+    for name in VMS {
+        c.until_true(&format!("{name} does not run"), || {
+            let answer = c.kubectl(&["get", VMI, name, "-o", "json"])?;
+            let vmi: Value = serde_json::from_str(&answer.text).unwrap_or_default();
+            let is_paused = conditions(&vmi).contains(&("Paused", "True"));
+            if is_paused && paused.iter().any(|other| other == name) {
+                c.virtctl(&["unpause", "vmi", name])?;
+            }
+            let up = vmi["status"]["phase"] == "Running"
+                && vmi["metadata"]["deletionTimestamp"].is_null()
+                && conditions(&vmi).contains(&("Ready", "True"))
+                && !conditions(&vmi).contains(&("Synchronized", "False"))
+                && !is_paused;
+            Ok(if up { Ok(()) } else { Err(answer.text) })
+        })?;
+    }
+    Ok(())
+}
+
+fn conditions(vmi: &Value) -> Vec<(&str, &str)> {
+    let conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
+    conditions
+        .filter_map(|condition| Some((condition["type"].as_str()?, condition["status"].as_str()?)))
+        .collect()
+}
+
+/// UIDs of the VMIs by name.
+fn uids(c: &KubeVirt<'_>) -> Result<BTreeMap<String, String>> {
+    let path = "{range .items[*]}{.metadata.name}={.metadata.uid} {end}";
+    let words = ["get", VMI, "-o", &format!("jsonpath={path}")];
+    let text = c.kubectl(&words)?.ok()?;
+    let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
+    Ok(pairs
+        .map(|(name, uid)| (name.to_owned(), uid.to_owned()))
+        .collect())
+}
+
+/// Looks for what VMs may leave on the node, which had `namespaces` before.
+fn nothing_is_left(c: &KubeVirt<'_>, namespaces: &str) -> Result<()> {
+    for name in VMS {
+        c.delete("vm", name)?;
+    }
+    c.until_none("vm")?;
+    c.until_none(VMI)?;
+    c.until_none("pods")?;
+    for name in VMS {
+        c.delete("pvc", name)?;
+        c.delete("pv", name)?;
+    }
+    let looks = [
+        (
+            "processes",
+            "pgrep -af '[c]ontainerd-shim-husk-v2|[h]usk-vmm' || true",
+        ),
+        (
+            "mounts",
+            "grep -E '/run/husk/|kubernetes.io~empty-dir/hotplug' /proc/mounts || true",
+        ),
+        ("pods of Husk", "ls /run/husk/pods 2>/dev/null || true"),
+        ("tap devices", "ip -o link | grep -E 'tap|husk' || true"),
+        (
+            "open volumes",
+            "rm -r /var/tmp/husk-kills; losetup -a | grep husk-kills || true",
+        ),
+    ];
+    for (what, command) in looks {
+        c.until_true(&format!("the node has {what}"), || {
+            let left = on_node(command)?;
+            Ok(if left.trim().is_empty() { Ok(()) } else { Err(left) })
+        })?;
+    }
+    let left = on_node(NAMESPACES)?;
+    ensure!(left == namespaces, "network namespaces: {left}, not {namespaces}");
+    Ok(())
+}
+
+/// Output of a shell command on the node, which needs neither the kubelet nor the API server.
+fn on_node(command: &str) -> Result<String> {
+    xtask(&["lab", "run", "--", "sh", "-c", command])
+}
+
+fn xtask(words: &[&str]) -> Result<String> {
+    let output = Command::new(xtask_program()?).args(words).output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{words:?}: {}: {errors}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn xtask_program() -> Result<OsString> {
+    std::env::var_os("HUSK_XTASK").context("HUSK_XTASK is not set")
+}
