@@ -32,6 +32,7 @@ struct State {
     conflicts: usize,
     refusals: usize,
     hangs: bool,
+    kubevirt_hangs: bool,
     /// Requests for the server's version.
     version_requests: usize,
 }
@@ -134,6 +135,11 @@ impl ApiServer {
         self.state().hangs = true;
     }
 
+    /// Answers no request for KubeVirt objects from now on.
+    pub fn hang_kubevirt(&self) {
+        self.state().kubevirt_hangs = true;
+    }
+
     /// Number of requests for the server's version.
     pub fn version_requests(&self) -> usize {
         self.state().version_requests
@@ -150,7 +156,11 @@ impl ApiServer {
     async fn answer(&self, request: Request<Body>) -> Answer {
         let (head, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        if self.state().hangs {
+        let hangs = {
+            let state = self.state();
+            state.hangs || state.kubevirt_hangs && head.uri.path().ends_with("/kubevirts")
+        };
+        if hangs {
             std::future::pending::<()>().await;
         }
         let mut state = self.state();

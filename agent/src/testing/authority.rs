@@ -73,6 +73,15 @@ impl Authority {
         address: SocketAddr,
         identity: Option<&Identity>,
     ) -> io::Result<TlsStream<TcpStream>> {
+        self.handshake(TcpStream::connect(address).await?, identity).await
+    }
+
+    /// A TLS connection over `stream`.
+    pub async fn handshake(
+        &self,
+        stream: TcpStream,
+        identity: Option<&Identity>,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_slice(self.0.pem().as_bytes()).unwrap();
         roots.add(ca).unwrap();
@@ -89,7 +98,6 @@ impl Authority {
             }
             None => builder.with_no_client_auth(),
         };
-        let stream = TcpStream::connect(address).await?;
         TlsConnector::from(Arc::new(config))
             .connect(ServerName::try_from("agent").unwrap(), stream)
             .await

@@ -1,0 +1,25 @@
+//! What many clients, or a part of the API server, can do to the kubelet's probes.
+
+use futures_util::future::join_all;
+
+use super::*;
+
+#[tokio::test]
+async fn slow_list_of_kubevirt_objects_does_not_fail_health() {
+    let agent = Agent::start().await;
+    agent.api.hang_kubevirt();
+    let (code, _, body) = agent.get("/healthz").await;
+    assert_eq!(code, 200, "{body}");
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["apiserver"]["connectivity"], "ok");
+    assert_eq!(body.get("config-resource-version"), None);
+}
+
+#[tokio::test]
+async fn crowd_of_probes_shares_one_check() {
+    let api = ApiServer::default();
+    let health = ApiHealth::start(api.client());
+    let answers = join_all((0..500).map(|_| health.get())).await;
+    assert!(answers.iter().all(health::Health::is_ok));
+    assert_eq!(api.version_requests(), 1);
+}
