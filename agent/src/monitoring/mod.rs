@@ -28,6 +28,8 @@ use scraper::Scraper;
 
 /// Connections at the same time. Others wait.
 const MAX_CONNECTIONS: usize = 256;
+/// Connections of one address, so that no other client keeps the kubelet's probes out.
+const MAX_CONNECTIONS_OF_PEER: usize = 16;
 /// Maximum time of a connection, so that a client that does not read gives up its place.
 const LIFETIME: Duration = Duration::from_secs(60);
 
@@ -63,6 +65,7 @@ pub async fn serve(
         name: "monitoring",
         router,
         connections: MAX_CONNECTIONS,
+        connections_per_peer: MAX_CONNECTIONS_OF_PEER,
         lifetime: Some(LIFETIME),
     };
     service.serve(listener, tls, stop).await;

@@ -72,6 +72,8 @@ pub async fn serve(
         name: "REST",
         router: router(Context { vmis, events }),
         connections: MAX_CONNECTIONS,
+        // All are of virt-api.
+        connections_per_peer: MAX_CONNECTIONS,
         // A console may be open for days.
         lifetime: None,
     };

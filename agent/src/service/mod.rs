@@ -1,5 +1,6 @@
 //! HTTP/1.1 over TLS for the agent's services: bounded connections, handshakes and headers.
 
+mod places;
 mod tls;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::watching::stopped;
+use places::PeerPlaces;
 pub use tls::{CertificateFiles, TlsSettings};
 
 /// Maximum time of a TLS handshake.
@@ -36,6 +38,8 @@ pub struct Service {
     pub router: Router,
     /// Connections at the same time. Others wait.
     pub connections: usize,
+    /// Connections of one address at the same time. Others are closed.
+    pub connections_per_peer: usize,
     /// Maximum time of a connection, for a service without long requests.
     pub lifetime: Option<Duration>,
 }
@@ -49,6 +53,7 @@ impl Service {
         mut stop: watch::Receiver<bool>,
     ) {
         let places = Arc::new(Semaphore::new(self.connections));
+        let peers = PeerPlaces::new(self.connections_per_peer);
         let (service, lifetime) = (self.name, self.lifetime);
         loop {
             let place = tokio::select! {
@@ -64,12 +69,16 @@ impl Service {
             };
             match connection {
                 Ok((stream, peer)) => {
+                    let Some(peer_place) = peers.take(peer.ip()) else {
+                        debug!(service, %peer, "the peer has too many connections");
+                        continue;
+                    };
                     let (router, settings) = (self.router.clone(), tls.borrow().clone());
                     tokio::spawn(async move {
                         if let Err(error) = connected(stream, settings, router, lifetime).await {
                             debug!(service, %peer, error, "a connection failed");
                         }
-                        drop(place);
+                        drop((place, peer_place));
                     });
                 }
                 Err(error) => {

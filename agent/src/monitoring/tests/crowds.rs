@@ -1,6 +1,7 @@
 //! What many clients, or a part of the API server, can do to the kubelet's probes.
 
 use futures_util::future::join_all;
+use tokio::net::TcpSocket;
 
 use super::*;
 
@@ -22,4 +23,17 @@ async fn crowd_of_probes_shares_one_check() {
     let answers = join_all((0..500).map(|_| health.get())).await;
     assert!(answers.iter().all(health::Health::is_ok));
     assert_eq!(api.version_requests(), 1);
+}
+
+#[tokio::test]
+async fn idle_connections_of_one_address_leave_places_for_others() {
+    let agent = Agent::start().await;
+    let idle = join_all((0..MAX_CONNECTIONS + 8).map(|_| TcpStream::connect(agent.address))).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let kubelet = socket.connect(agent.address).await.unwrap();
+    let probed = agent.get_over(kubelet, "/healthz");
+    let (code, _, body) = timeout(Duration::from_secs(5), probed).await.unwrap();
+    assert_eq!(code, 200, "{body}");
+    drop(idle);
 }
