@@ -211,7 +211,9 @@ impl Engine {
 
     /// Advances a request as far as it gets without waiting.
     pub(super) fn advance(&mut self, tag: u16) {
-        let RequestState { operation, slot, .. } = &mut self.requests[usize::from(tag)];
+        let RequestState {
+            operation, slot, len, ..
+        } = &mut self.requests[usize::from(tag)];
         let Some(attached) = &self.disks[*slot as usize].attached else {
             return;
         };
@@ -230,7 +232,10 @@ impl Engine {
                 NextAction::Done if operation.is_flush() && attached.image.disk().lost() != 0 => {
                     operation.fail(attached.image.disk().lost());
                 }
-                NextAction::Done => return self.end(tag, Ok(())),
+                NextAction::Done => {
+                    attached.image.totals().count(operation.kind(), *len);
+                    return self.end(tag, Ok(()));
+                }
                 NextAction::Failed(errno) => return self.fail(tag, errno),
             }
         }
@@ -271,12 +276,6 @@ impl Engine {
 
     pub(super) fn end(&mut self, tag: u16, result: io::Result<()>) {
         let request = &mut self.requests[usize::from(tag)];
-        if result.is_ok()
-            && let Some(attached) = &self.disks[request.slot as usize].attached
-        {
-            let totals = attached.image.totals();
-            totals.count(request.operation.kind(), request.len);
-        }
         request.age = None;
         self.rewriting -= usize::from(request.rewrites);
         self.bounces -= usize::from(request.operation.clear());

@@ -4,7 +4,7 @@ use std::io;
 
 use super::kernel::{BLOCKS, Bench, NONE, SECTORS, bench_of, buffers, drain, geometry, one};
 use crate::io_backend::IoCall;
-use crate::{ErrorPolicy, Geometry, IoBuffer, IoRequest, SECTOR};
+use crate::{DiskCounters, ErrorPolicy, Geometry, IoBuffer, IoRequest, SECTOR};
 
 fn bench(policy: ErrorPolicy) -> Bench {
     bench_of(geometry(NONE), policy, 1, true)
@@ -105,6 +105,8 @@ fn an_ignored_read_error_returns_zeroes() {
         .unwrap();
         assert_eq!(memory, [0; 1024]);
         assert!(bench.engine.take_stopped().is_none());
+        // The guest is told success, but it is none.
+        assert_eq!(bench.image.counters(), DiskCounters::default());
         let beyond = IoRequest::Read {
             offset: SECTORS * SECTOR,
             buffers: &buffers(&mut [0; 512], 512),
