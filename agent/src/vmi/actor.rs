@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::attachment::{Attachment, PodsDir};
-use super::awaited::{AwaitedVolume, AwaitedVolumes};
+use super::awaited::{AwaitedVolume, AwaitedVolumes, VolumeOfPod};
 use super::foreign::ForeignEntry;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
@@ -356,7 +356,7 @@ impl VmiActor {
         let error = match answer {
             Ok(synced) => {
                 self.report_lost_writes(&synced.answer).await;
-                self.report_awaited(&synced.awaited).await;
+                self.report_awaited(&synced.awaited, &synced.unseen).await;
                 retry = VOLUME_RETRY;
                 // The start says nothing of hotpluggable volumes.
                 let started = sync.starts && !synced.waits;
@@ -418,8 +418,8 @@ impl VmiActor {
     }
 
     /// Sends the events of volumes whose data has not come for a while.
-    async fn report_awaited(&mut self, awaited: &[AwaitedVolume]) {
-        let messages = self.awaited.update(awaited, Instant::now());
+    async fn report_awaited(&mut self, awaited: &[AwaitedVolume], unseen: &[VolumeOfPod]) {
+        let messages = self.awaited.update(awaited, unseen, Instant::now());
         let Some(vmi) = self.vmi() else {
             return;
         };

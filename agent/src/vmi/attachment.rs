@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use serde_json::Value;
 
-use super::awaited::AwaitedVolume;
+use super::awaited::{AwaitedVolume, VolumeOfPod};
 use super::object::Vmi;
 
 /// Directory that an attachment pod shares with its node, in the kubelet's directory of the pod.
@@ -82,6 +82,11 @@ impl Attachment {
             pod: self.pod_name.clone(),
             missing,
         }
+    }
+
+    /// The names of the volume and of its attachment pod.
+    pub fn names(&self) -> VolumeOfPod {
+        (self.name.clone(), self.pod_name.clone())
     }
 
     fn flags(&self) -> OFlags {

@@ -11,6 +11,9 @@ const REPORT_AFTER: Duration = match cfg!(test) {
     false => Duration::from_secs(30),
 };
 
+/// Names of a volume and of its attachment pod.
+pub type VolumeOfPod = (String, String);
+
 /// A volume without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AwaitedVolume {
@@ -24,7 +27,7 @@ pub struct AwaitedVolume {
 
 /// The volumes of a VMI whose data is awaited.
 #[derive(Debug, Default)]
-pub struct AwaitedVolumes(BTreeMap<(String, String), Wait>);
+pub struct AwaitedVolumes(BTreeMap<VolumeOfPod, Wait>);
 
 #[derive(Debug)]
 struct Wait {
@@ -33,12 +36,13 @@ struct Wait {
 }
 
 impl AwaitedVolumes {
-    /// Takes the volumes whose data is missing `now`. Returns the messages of those to report, each once for an
-    /// attachment pod.
-    pub fn update(&mut self, missing: &[AwaitedVolume], now: Instant) -> Vec<String> {
+    /// Takes the volumes whose data is missing `now`, and those that nobody has looked for, which wait on. Returns the
+    /// messages of those to report, each once for an attachment pod.
+    pub fn update(&mut self, missing: &[AwaitedVolume], unseen: &[VolumeOfPod], now: Instant) -> Vec<String> {
         let key = |volume: &AwaitedVolume| (volume.name.clone(), volume.pod.clone());
-        self.0
-            .retain(|waiting, _| missing.iter().any(|volume| key(volume) == *waiting));
+        self.0.retain(|waiting, _| {
+            unseen.contains(waiting) || missing.iter().any(|volume| key(volume) == *waiting)
+        });
         let due = missing.iter().filter(|volume| {
             let wait = self.0.entry(key(volume)).or_insert(Wait {
                 since: now,
@@ -81,20 +85,36 @@ mod tests {
         let start = Instant::now();
         let (data, other) = (volume("data", "hp-1"), volume("other", "hp-1"));
         let both = [data.clone(), other.clone()];
-        assert!(awaited.update(std::slice::from_ref(&data), start).is_empty());
+        let update = |awaited: &mut AwaitedVolumes, missing: &[_], now| awaited.update(missing, &[], now);
+        assert!(update(&mut awaited, std::slice::from_ref(&data), start).is_empty());
         let later = start + REPORT_AFTER;
-        let reported = awaited.update(&both, later);
+        let reported = update(&mut awaited, &both, later);
         assert_eq!(reported.len(), 1);
         for part in ["\"data\"", "hp-1", "no block device"] {
             assert!(reported[0].contains(part), "{reported:?}");
         }
         let last = later + REPORT_AFTER;
-        assert_eq!(awaited.update(&both, last).len(), 1);
-        assert!(awaited.update(&both, last + REPORT_AFTER).is_empty());
+        assert_eq!(update(&mut awaited, &both, last).len(), 1);
+        assert!(update(&mut awaited, &both, last + REPORT_AFTER).is_empty());
         // Data that came, and another attachment pod, begin anew.
-        assert!(awaited.update(&[], last).is_empty());
+        assert!(update(&mut awaited, &[], last).is_empty());
         let again = [data, volume("other", "hp-2")];
-        assert!(awaited.update(&again, last).is_empty());
-        assert_eq!(awaited.update(&again, last + REPORT_AFTER).len(), 2);
+        assert!(update(&mut awaited, &again, last).is_empty());
+        assert_eq!(update(&mut awaited, &again, last + REPORT_AFTER).len(), 2);
+    }
+
+    #[test]
+    fn volumes_that_nobody_looked_for_wait_on() {
+        let mut awaited = AwaitedVolumes::default();
+        let start = Instant::now();
+        let data = [volume("data", "hp-1")];
+        let unseen = [("data".to_owned(), "hp-1".to_owned())];
+        assert!(awaited.update(&data, &[], start).is_empty());
+        assert!(awaited.update(&[], &unseen, start).is_empty());
+        let later = start + REPORT_AFTER;
+        assert_eq!(awaited.update(&data, &[], later).len(), 1);
+        // Nor is it reported again.
+        assert!(awaited.update(&[], &unseen, later).is_empty());
+        assert!(awaited.update(&data, &[], later + REPORT_AFTER).is_empty());
     }
 }

@@ -16,7 +16,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::attachment::{Attachment, PodsDir, VolumeData};
-use super::awaited::AwaitedVolume;
+use super::awaited::{AwaitedVolume, VolumeOfPod};
 use super::pod::Pod;
 
 /// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
@@ -48,6 +48,8 @@ pub struct Synced {
     pub waits: bool,
     /// Volumes whose attachment pod is there, but not their data.
     pub awaited: Vec<AwaitedVolume>,
+    /// Volumes that are left to the next call.
+    pub unseen: Vec<VolumeOfPod>,
 }
 
 /// The volumes of a call.
@@ -55,6 +57,8 @@ pub struct Synced {
 struct Opened {
     data: Vec<(String, OwnedFd)>,
     awaited: Vec<AwaitedVolume>,
+    /// Volumes beyond the limit.
+    unseen: Vec<VolumeOfPod>,
     /// The first error.
     error: Option<String>,
 }
@@ -85,6 +89,7 @@ impl SyncCall {
         let Opened {
             data: opened,
             awaited,
+            unseen,
             error,
         } = self.open(pods, attachments).await?;
         if self.starts && opened.len() < wanted {
@@ -93,6 +98,7 @@ impl SyncCall {
                 error,
                 waits: true,
                 awaited,
+                unseen,
             });
         }
         let mut request = SyncVmiRequest {
@@ -126,6 +132,7 @@ impl SyncCall {
             answer,
             waits: false,
             awaited,
+            unseen,
         })
     }
 
@@ -158,7 +165,8 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
     let mut opened = Opened::default();
     for attachment in attachments {
         if opened.data.len() == limit {
-            break;
+            opened.unseen.push(attachment.names());
+            continue;
         }
         match pods.open(attachment) {
             Ok(VolumeData::Open(fd)) => opened.data.push((attachment.name.clone(), fd)),
@@ -168,4 +176,32 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
         }
     }
     opened
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmi::Vmi;
+
+    #[test]
+    fn volumes_beyond_the_limit_are_left_and_named() {
+        let mut vmi = crate::vmi::testing::scheduled("vm");
+        vmi["spec"]["volumes"] = serde_json::json!([
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data", "hotpluggable": true}},
+        ]);
+        vmi["status"]["volumeStatus"] = serde_json::json!([
+            {"name": "data", "hotplugVolume": {"attachPodName": "hp-1", "attachPodUID": "1-2"}},
+        ]);
+        let vmi = Vmi(serde_json::from_value(vmi).unwrap());
+        let attachments = Attachment::outstanding(&vmi, &[]);
+        let nowhere = tempfile::tempdir().unwrap();
+        let nowhere = nowhere.path().to_owned();
+        let pods = PodsDir::at(nowhere.clone(), nowhere, "/".into());
+        let beyond = open(&pods, &attachments, 0);
+        assert_eq!(beyond.unseen, [("data".to_owned(), "hp-1".to_owned())]);
+        assert!(beyond.awaited.is_empty());
+        let within = open(&pods, &attachments, 1);
+        assert!(within.unseen.is_empty());
+        assert_eq!(within.awaited.len(), 1);
+    }
 }
