@@ -12,7 +12,7 @@ use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 
 /// Maximum time for the VMM to answer.
-const VMM_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const VMM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A handle to a VM.
 #[derive(Debug, Clone)]
@@ -103,19 +103,8 @@ impl VmHandle {
     /// # Errors
     /// As for [`VmHandle::pause`]; also if the VM is paused or is being shut down.
     pub async fn soft_reboot(&self) -> Result<(), VmError> {
-        let mut vmm = self.vmm()?;
-        {
-            let status = self.status.borrow();
-            if status.paused {
-                return Err(VmError::wrong_state("the VM is paused"));
-            }
-            if status.stopping {
-                return Err(VmError::wrong_state("the VM is being shut down"));
-            }
-        }
-        let request = vmm::ShutdownRequest { reboot: true };
-        call_within(VMM_TIMEOUT, vmm.client.shutdown(request)).await?;
-        Ok(())
+        self.vmm()?;
+        self.vm.soft_reboot().await.ok_or_else(VmError::ended)?
     }
 
     /// Returns the VMM while the VM runs.

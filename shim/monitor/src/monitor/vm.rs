@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,17 +12,20 @@ use husk_proto::vmm::v1::{Event, ResumeRequest, ShutdownRequest, StopRequest};
 use husk_vmi::VmPlan;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::transport::Channel;
 use tracing::{info, warn};
 
 use super::disks;
 use super::final_status::{FinalStatus, KillReason};
+use super::handle::VMM_TIMEOUT;
 use super::interfaces;
 use super::power::{GracefulShutdown, ShutdownStep};
 use super::start::{StartedVm, exit_event, start};
 use super::status::StatusPublisher;
-use super::vmm_connection::VmmConnection;
+use super::vm_error::VmError;
+use super::vmm_connection::{VmmConnection, call_within};
 use crate::launch::{StartMode, StartReport};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::VmmProcess;
@@ -53,6 +57,9 @@ enum VmCommand {
     Kill {
         reply: oneshot::Sender<()>,
     },
+    SoftReboot {
+        reply: oneshot::Sender<Result<(), VmError>>,
+    },
 }
 
 impl VmActorHandle {
@@ -63,6 +70,13 @@ impl VmActorHandle {
             .send(VmCommand::Shutdown { grace_seconds, reply })
             .await
             .ok()?;
+        answer.await.ok()
+    }
+
+    /// Presses the power button to reboot the guest. Returns `None` if the VM has ended.
+    pub(super) async fn soft_reboot(&self) -> Option<Result<(), VmError>> {
+        let (reply, answer) = oneshot::channel();
+        self.mailbox.send(VmCommand::SoftReboot { reply }).await.ok()?;
         answer.await.ok()
     }
 
@@ -85,6 +99,8 @@ pub(super) struct VmActor {
     mailbox: mpsc::Receiver<VmCommand>,
     stopping: Option<GracefulShutdown>,
     killed: Option<KillInProgress>,
+    /// The last press of the power button, perhaps under way.
+    last_press: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +131,7 @@ impl VmActor {
                 mailbox,
                 stopping: None,
                 killed: None,
+                last_press: None,
             },
             VmActorHandle { mailbox: sender },
         )
@@ -225,6 +242,7 @@ impl VmActor {
                 self.kill(vmm, KillReason::Asked);
                 let _ = reply.send(());
             }
+            VmCommand::SoftReboot { reply } => self.soft_reboot(vmm, reply),
         }
     }
 
@@ -282,11 +300,46 @@ impl VmActor {
         }
     }
 
+    /// Presses the power button to reboot the guest, unless it cannot react or is to shut down.
+    fn soft_reboot(&mut self, vmm: &VmmProcess, reply: oneshot::Sender<Result<(), VmError>>) {
+        let refused = if self.stopping.is_some() || self.killed.is_some() {
+            Some("the VM is being shut down")
+        } else {
+            self.publisher.is_paused().then_some("the VM is paused")
+        };
+        if let Some(text) = refused {
+            return drop(reply.send(Err(VmError::wrong_state(text))));
+        }
+        let mut client = vmm.client();
+        self.press_in_order(async move |before| {
+            let pressed = call_within(VMM_TIMEOUT, async {
+                before.await;
+                client.shutdown(ShutdownRequest { reboot: true }).await
+            });
+            let _ = reply.send(pressed.await.map(drop));
+        });
+    }
+
+    /// Starts a press, which gets a future of the end of the one before: the VMM obeys the last that arrives.
+    fn press_in_order<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        press: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>) -> F,
+    ) {
+        let before = self.last_press.take();
+        let before = Box::pin(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+        });
+        self.last_press = Some(tokio::spawn(press(before)));
+    }
+
     /// Presses the power button. A paused guest cannot react to it, so it is resumed first.
-    fn press_power_button(&self, vmm: &VmmProcess) {
+    fn press_power_button(&mut self, vmm: &VmmProcess) {
         let (mut client, paused) = (vmm.client(), self.publisher.is_paused());
-        tokio::spawn(async move {
+        self.press_in_order(async move |before| {
             let press = async {
+                before.await;
                 if paused {
                     client.resume(ResumeRequest {}).await?;
                 }
@@ -329,12 +382,21 @@ fn not_started(start_mode: StartMode, final_status: FinalStatus) -> FinalStatus 
 
 /// Waits for a request to end the VM during its start. There is no guest yet that could shut down.
 async fn stop_requested(mailbox: &mut mpsc::Receiver<VmCommand>, signals: &mut Signals) {
-    tokio::select! {
-        Some(command) = mailbox.recv() => match command {
-            VmCommand::Shutdown { reply, .. } => drop(reply.send(0)),
-            VmCommand::Kill { reply } => drop(reply.send(())),
-        },
-        () = signals.received() => {}
+    loop {
+        tokio::select! {
+            Some(command) = mailbox.recv() => match command {
+                VmCommand::Shutdown { reply, .. } => {
+                    let _ = reply.send(0);
+                    return;
+                }
+                VmCommand::Kill { reply } => {
+                    let _ = reply.send(());
+                    return;
+                }
+                VmCommand::SoftReboot { reply } => drop(reply.send(Err(VmError::not_running()))),
+            },
+            () = signals.received() => return,
+        }
     }
 }
 

@@ -276,6 +276,9 @@ impl Vmm for Fake {
         request: Request<pb::ShutdownRequest>,
     ) -> Result<Response<pb::ShutdownResponse>, Status> {
         let reboot = request.into_inner().reboot;
+        if reboot && has(&self.name(), "dawdles") {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
         let (name, awake) = {
             let mut guest = self.guest.lock().unwrap();
             guest.presses += 1;

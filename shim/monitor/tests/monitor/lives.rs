@@ -210,6 +210,26 @@ pub fn soft_reboot_needs_a_running_guest() {
     });
 }
 
+pub fn shutdown_comes_after_a_soft_reboot_under_way() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("dawdles")).unwrap();
+    let status = vm.ends(async |client| {
+        let mut rebooting = client.clone();
+        let rebooting = tokio::spawn(async move { rebooting.soft_reboot(SoftRebootRequest {}).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        shut_down(client.clone(), Some(20)).await;
+        let refused = client
+            .clone()
+            .soft_reboot(SoftRebootRequest {})
+            .await
+            .unwrap_err();
+        assert_eq!(refused.message(), "the VM is being shut down");
+        // The VMM has heard of the reboot first.
+        rebooting.await.unwrap().unwrap();
+    });
+    assert_eq!(status.reason, "Poweroff");
+}
+
 async fn open_console(client: &mut PodClient) -> (mpsc::Sender<ConsoleInput>, Streaming<ConsoleOutput>) {
     let (typed, input) = mpsc::channel(4);
     let output = client
