@@ -160,6 +160,11 @@ impl RuntimeDir {
 
     /// Removes the runtime directory unless a VM runs, or it has other files. Returns whether it was removed.
     pub fn remove_if_unused(&self) -> Result<bool, StateError> {
+        Ok(self.empty_if_unused()? && removed(fs::remove_dir(&self.path), &self.path)?)
+    }
+
+    /// Removes what Husk has in the runtime directory, unless a VM runs. Returns whether no directory is left in it.
+    pub fn empty_if_unused(&self) -> Result<bool, StateError> {
         self.remove_abandoned()?;
         if !self.path.exists() {
             return Ok(false);
@@ -168,21 +173,17 @@ impl RuntimeDir {
         if !self.directories()?.is_empty() {
             return Ok(false);
         }
-        let removed = |result: io::Result<()>, path: &Path| match result {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::io(path)(error)),
-            _ => Ok(()),
-        };
         for whole in [self.ended_path(), self.removal_path()] {
             removed(fs::remove_dir_all(&whole), &whole)?;
         }
         for namespace in subdirectories(&self.path)? {
             let path = self.path.join(namespace);
-            removed(fs::remove_dir(&path), &path)?;
+            if !removed(fs::remove_dir(&path), &path)? {
+                return Ok(false);
+            }
         }
         let lock = self.path.join(LOCK);
-        removed(fs::remove_file(&lock), &lock)?;
-        removed(fs::remove_dir(&self.path), &self.path)?;
-        Ok(true)
+        removed(fs::remove_file(&lock), &lock)
     }
 
     /// Creates the directory of a new VM and locks it for this process.
@@ -293,6 +294,16 @@ fn private_dirs(path: &Path) -> Result<(), StateError> {
         .mode(0o700)
         .create(path)
         .map_err(StateError::io(path))
+}
+
+/// Whether a file or directory is gone. A directory with files stays.
+fn removed(result: io::Result<()>, path: &Path) -> Result<bool, StateError> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
+        Err(error) => Err(StateError::io(path)(error)),
+    }
 }
 
 /// Returns the names of the directories in `path`, without symbolic links. None if it does not exist.

@@ -200,3 +200,29 @@ fn a_runtime_directory_goes_when_no_vm_is_left() {
     assert!(runtime.remove_if_unused().unwrap());
     assert!(!runtime.path().exists());
 }
+
+#[test]
+fn a_runtime_directory_that_is_mounted_is_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = RuntimeDir::at(dir.path().join("husk"));
+    let vm = runtime.claim(PODS, "a").unwrap();
+    assert!(!runtime.empty_if_unused().unwrap());
+    vm.remove().unwrap();
+    assert!(runtime.empty_if_unused().unwrap());
+    assert_eq!(fs::read_dir(runtime.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_runtime_directory_with_other_files_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    for other in ["notes", "pods/notes"] {
+        let runtime = RuntimeDir::at(dir.path().join("husk"));
+        runtime.claim(PODS, "a").unwrap().remove().unwrap();
+        fs::create_dir_all(runtime.path().join(PODS)).unwrap();
+        let other = runtime.path().join(other);
+        fs::write(&other, "").unwrap();
+        assert!(!runtime.remove_if_unused().unwrap());
+        fs::remove_file(&other).unwrap();
+        assert!(runtime.remove_if_unused().unwrap());
+    }
+}
