@@ -33,7 +33,7 @@ use tracing_subscriber::EnvFilter;
 use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
 use monitoring::Readiness;
-use node::{NodeActor, NodeShim};
+use node::{LauncherPods, NodeActor, NodeShim, Present};
 use service::CertificateFiles;
 use vmi::{PodsDir, RuntimeDir, VmiController};
 
@@ -157,6 +157,7 @@ async fn run(args: Args) -> Result<(), String> {
     }
     let events = EventSender::new(client.clone(), args.node_name.clone());
     let runtime = RuntimeDir::at(args.runtime_dir);
+    let launchers = LauncherPods::at(args.pods_dir.clone(), args.pod_logs_dir.clone());
     let pods = PodsDir::at(args.pods_dir, args.pod_logs_dir, NODE_ROOT.into());
     let (vmis, finder, foreign) = VmiController::new(
         args.node_name.clone(),
@@ -207,7 +208,10 @@ async fn run(args: Args) -> Result<(), String> {
         events,
         plugins,
         foreign,
-        present,
+        Present {
+            vmis: present,
+            launchers,
+        },
         shim,
     );
     tasks.spawn(node.run(stopped));

@@ -2,18 +2,42 @@
 //! removes the shim, so that the label can go.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, open, openat2, statat};
+use rustix::io::Errno;
 use tokio::sync::watch;
 
 /// The label of Husk's nodes, and its value on one that leaves.
 const LABEL: &str = "husk.io/node";
 const LEAVING: &str = "leaving";
 
+/// The shim in the directory of a version.
+const SHIM: &str = "containerd-shim-husk-v2";
+/// What `husk node install` keeps until the handler is removed: the record of the installation, and its journal.
+const RECORDS: [&str; 2] = [".installation", ".change"];
+/// A volume of launcher pods only. The kubelet makes it before it waits for images, and removes it when the pod ends.
+const LAUNCHER_VOLUME: &str = "volumes/kubernetes.io~empty-dir/libvirt-runtime";
+/// Delay before another removal after the first failure, and its maximum.
+const RETRY: Duration = Duration::from_secs(15);
+const MAX_RETRY: Duration = Duration::from_secs(300);
+
 /// The VMIs of the node that have not ended, as `NAMESPACE/NAME`. None before the first list.
 pub type NodeVmis = watch::Receiver<Option<BTreeSet<String>>>;
+
+/// What needs the shim.
+#[derive(Debug)]
+pub struct Present {
+    /// The VMIs that name the node.
+    pub vmis: NodeVmis,
+    /// The pods of VMIs, which may not name it yet.
+    pub launchers: LauncherPods,
+}
 
 /// Returns whether the node has the label.
 pub(super) fn is_leaving(node: &Node) -> bool {
@@ -53,6 +77,48 @@ impl Departure {
     }
 }
 
+/// Delay after this number of failures.
+pub(super) fn retry_after(failures: u32) -> Duration {
+    let factor = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+    RETRY.saturating_mul(factor).min(MAX_RETRY)
+}
+
+/// The launcher pods of the node that have not ended. One that waits for its image or volumes has no shim yet, and its
+/// VMI does not name the node. The agent may not list pods, but sees the kubelet's directories.
+#[derive(Debug, Clone)]
+pub struct LauncherPods {
+    pods: PathBuf,
+    logs: PathBuf,
+}
+
+impl LauncherPods {
+    /// The pods in the kubelet's directories of pods and of their logs.
+    #[must_use]
+    pub fn at(pods: PathBuf, logs: PathBuf) -> LauncherPods {
+        LauncherPods { pods, logs }
+    }
+
+    /// Their names, as `pod NAMESPACE/NAME` where the kubelet has logs, else as `pod UID`.
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        let uids = names(&self.pods).filter(|uid| self.pods.join(uid).join(LAUNCHER_VOLUME).is_dir());
+        let logs: Vec<_> = names(&self.logs).collect();
+        let named = |uid: String| {
+            let mut parts = logs.iter().map(|log| log.split('_').collect::<Vec<_>>());
+            let found = parts.find_map(|parts| match parts[..] {
+                [namespace, name, of] if of == uid => Some(format!("pod {namespace}/{name}")),
+                _ => None,
+            });
+            found.unwrap_or_else(|| format!("pod {uid}"))
+        };
+        uids.map(named).collect()
+    }
+}
+
+fn names(directory: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
+}
+
 /// The shim that is installed on the node, and the program that removes it.
 #[derive(Debug, Clone)]
 pub struct NodeShim {
@@ -72,10 +138,32 @@ impl NodeShim {
         }
     }
 
-    /// Returns whether the node has the shim.
+    /// Returns whether the node has the shim, or a handler for it. True if that is not known.
     pub(super) fn is_installed(&self) -> bool {
-        let below = self.versions.strip_prefix("/").unwrap_or(&self.versions);
-        self.root.join(below).exists()
+        match self.find() {
+            Ok(is_installed) => is_installed,
+            Err(error) => error != Errno::NOENT && error != Errno::NOTDIR,
+        }
+    }
+
+    fn find(&self) -> Result<bool, Errno> {
+        let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(&self.root, directory, Mode::empty())?;
+        // Links of the node are those of its root directory.
+        let inside = ResolveFlags::IN_ROOT;
+        let versions: OwnedFd = openat2(&root, &self.versions, directory, Mode::empty(), inside)?;
+        let has = |path: &Path| statat(versions.as_fd(), path, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        if RECORDS.iter().any(|name| has(Path::new(name))) {
+            return Ok(true);
+        }
+        for entry in Dir::read_from(&versions)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy();
+            if !name.starts_with('.') && has(&Path::new(&*name).join(SHIM)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Removes it from the node, and restarts containerd.
@@ -141,22 +229,68 @@ mod tests {
         );
     }
 
+    #[test]
+    fn only_versions_and_records_are_an_installation() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let shim = NodeShim::new("husk".into(), root.to_owned(), "/opt/husk".into());
+        assert!(!shim.is_installed());
+        // The link is the node's: below its root directory.
+        symlink("/var/opt", root.join("opt")).unwrap();
+        let versions = root.join("var/opt/husk");
+        fs::create_dir_all(versions.join("notes")).unwrap();
+        fs::write(versions.join("README"), "").unwrap();
+        assert!(!shim.is_installed());
+        for record in RECORDS {
+            fs::write(versions.join(record), "").unwrap();
+            assert!(shim.is_installed());
+            fs::remove_file(versions.join(record)).unwrap();
+        }
+        fs::create_dir(versions.join("1")).unwrap();
+        fs::write(versions.join("1").join(SHIM), "").unwrap();
+        assert!(shim.is_installed());
+    }
+
+    #[test]
+    fn launcher_pods_are_known_from_the_kubelets_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pods, logs) = (dir.path().join("pods"), dir.path().join("logs"));
+        let launchers = LauncherPods::at(pods.clone(), logs.clone());
+        assert!(launchers.names().is_empty());
+        for uid in ["1", "2"] {
+            fs::create_dir_all(pods.join(uid).join(LAUNCHER_VOLUME)).unwrap();
+        }
+        fs::create_dir_all(pods.join("3/volumes/kubernetes.io~empty-dir/cache")).unwrap();
+        fs::create_dir_all(logs.join("default_virt-launcher-a-x_1")).unwrap();
+        fs::create_dir_all(logs.join("default_virt-launcher-b-x_4")).unwrap();
+        let wanted = ["pod 2", "pod default/virt-launcher-a-x"].map(str::to_owned);
+        assert_eq!(launchers.names(), wanted.into());
+    }
+
+    #[test]
+    fn removals_that_fail_come_less_often() {
+        let seconds = [1, 2, 3, 5, 6, 1000].map(|failures| retry_after(failures).as_secs());
+        assert_eq!(seconds, [15, 30, 60, 240, 300, 300]);
+    }
+
     #[tokio::test]
     async fn the_reason_of_a_removal_that_fails_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("husk");
         let (root, versions) = (dir.path().to_owned(), dir.path().join("opt/husk"));
-        std::fs::create_dir_all(&versions).unwrap();
+        fs::create_dir_all(&versions).unwrap();
+        fs::write(versions.join(".installation"), "").unwrap();
         let script = "#!/bin/sh\n[ \"$1 $2 $3 $4 $6\" = 'node uninstall --restart --host-root --versions' ] || exit 2\n\
                       [ -e \"$5/busy\" ] && { echo note: x >&2; echo error: pods run >&2; exit 1; }\n\
-                      rmdir \"$5$7\"\n";
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-        std::fs::write(dir.path().join("busy"), "").unwrap();
+                      rm -r \"$5$7\"\n";
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        fs::write(dir.path().join("busy"), "").unwrap();
         let shim = NodeShim::new(program, root, "/opt/husk".into());
         assert_eq!(shim.remove().await, Err("pods run".to_owned()));
         assert!(shim.is_installed());
-        std::fs::remove_file(dir.path().join("busy")).unwrap();
+        fs::remove_file(dir.path().join("busy")).unwrap();
         assert_eq!(shim.remove().await, Ok(()));
         assert!(!shim.is_installed());
         let none = NodeShim::new(dir.path().join("none"), "/".into(), "/opt/husk".into());

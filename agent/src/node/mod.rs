@@ -18,13 +18,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
 pub use kubevirt::{KubeVirtVersion, configuration_version};
-pub use leaving::{Departure, NodeShim, NodeVmis};
+pub use leaving::{Departure, LauncherPods, NodeShim, Present};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
 const PLUGINS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,6 +40,11 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time for the last heartbeat of an agent that ends.
 const LAST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time without new VMIs before the shim is removed: a launcher pod that the scheduler has placed reaches the kubelet.
+const QUIET_TIME: Duration = Duration::from_secs(30);
+/// Maximum time that an agent that ends waits for the removal of the shim. The kubelet kills it after 15 s.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Number of VMIs that a reason names.
 const SHOWN_VMIS: usize = 5;
@@ -76,7 +82,7 @@ impl std::fmt::Display for Unschedulable {
             Unschedulable::Leaving(Departure::Waiting(names)) => {
                 write!(
                     f,
-                    "the node leaves Husk, when {} have ended: stop these VMIs",
+                    "the node leaves Husk: waiting for the end of {} before the shim is removed: stop these VMIs",
                     shown(names)
                 )
             }
@@ -127,10 +133,16 @@ pub struct NodeActor {
     /// The device plugins, by name: true while the kubelet knows them.
     plugins: Vec<(&'static str, watch::Receiver<bool>)>,
     foreign: ForeignVmis,
-    vmis: NodeVmis,
+    present: Present,
     shim: NodeShim,
-    /// Why the shim of a leaving node was not removed.
+    /// The removal of the shim, while it runs.
+    removal: Option<JoinHandle<Result<(), String>>>,
+    /// Why the shim of a leaving node was not removed, how often in succession, and when the agent tries again.
     failure: Option<String>,
+    failures: u32,
+    retry_at: Option<Instant>,
+    /// When the node was first reported as not schedulable, since it last was.
+    unschedulable_since: Option<Instant>,
     /// The reason that was reported last.
     reported: Option<Unschedulable>,
 }
@@ -152,7 +164,7 @@ impl NodeActor {
         events: EventSender,
         plugins: Vec<(&'static str, watch::Receiver<bool>)>,
         foreign: ForeignVmis,
-        vmis: NodeVmis,
+        present: Present,
         shim: NodeShim,
     ) -> NodeActor {
         NodeActor {
@@ -162,9 +174,13 @@ impl NodeActor {
             events,
             plugins,
             foreign,
-            vmis,
+            present,
             shim,
+            removal: None,
             failure: None,
+            failures: 0,
+            retry_at: None,
+            unschedulable_since: None,
             reported: None,
         }
     }
@@ -191,6 +207,13 @@ impl NodeActor {
                 _ = stop.wait_for(|stop| *stop) => {}
             }
         }
+        // One that is killed leaves its journal to the next agent.
+        if timeout(REMOVAL_TIMEOUT, ended_if_any(&mut self.removal))
+            .await
+            .is_err()
+        {
+            warn!("the removal of the shim has not ended");
+        }
         if timeout(LAST_TIMEOUT, self.beat_and_log(false)).await.is_err() {
             warn!("the API server did not answer the last heartbeat");
         }
@@ -209,12 +232,43 @@ impl NodeActor {
             _ => None,
         };
         self.report(reason).await;
-        // After the heartbeat, so that no more VMIs come.
-        if let Some(Departure::Ready | Departure::Failed(_)) = departure {
-            self.failure = self.shim.remove().await.err();
-            self.report(Some(Unschedulable::Leaving(self.departure()))).await;
+        match departure {
+            Some(Departure::Ready | Departure::Failed(_)) => self.begin_removal().await?,
+            Some(_) => {}
+            None => (self.failure, self.failures, self.retry_at) = (None, 0, None),
         }
         Ok(schedulable)
+    }
+
+    /// Removes the shim beside the heartbeats, when no VMI can come any more.
+    async fn begin_removal(&mut self) -> Result<(), kube::Error> {
+        let is_quiet = self
+            .unschedulable_since
+            .is_some_and(|since| since.elapsed() >= QUIET_TIME);
+        let is_early = self.retry_at.is_some_and(|at| Instant::now() < at);
+        if self.removal.is_some() || !is_quiet || is_early {
+            return Ok(());
+        }
+        // The heartbeat took its time: VMIs and the label may be others now.
+        let node = within(self.nodes.get(&self.name)).await?;
+        let can_go = matches!(self.departure(), Departure::Ready | Departure::Failed(_));
+        if leaving::is_leaving(&node) && can_go {
+            let shim = self.shim.clone();
+            self.removal = Some(tokio::spawn(async move { shim.remove().await }));
+        }
+        Ok(())
+    }
+
+    /// Takes the result of the removal.
+    fn removed(&mut self, result: Result<(), String>) {
+        self.failure = result.err();
+        match self.failure {
+            Some(_) => {
+                self.failures = self.failures.saturating_add(1);
+                self.retry_at = Some(Instant::now() + leaving::retry_after(self.failures));
+            }
+            None => (self.failures, self.retry_at) = (0, None),
+        }
     }
 
     async fn report(&mut self, reason: Option<Unschedulable>) {
@@ -235,12 +289,19 @@ impl NodeActor {
     }
 
     fn departure(&self) -> Departure {
-        let vmis = self.vmis.borrow();
-        Departure::of(vmis.as_ref(), self.shim.is_installed(), self.failure.as_ref())
+        if self.removal.is_some() {
+            return Departure::Ready;
+        }
+        let vmis = self.present.vmis.borrow().clone();
+        let present = vmis.map(|vmis| match vmis.is_empty() {
+            true => self.present.launchers.names(),
+            false => vmis,
+        });
+        Departure::of(present.as_ref(), self.shim.is_installed(), self.failure.as_ref())
     }
 
     async fn unschedulable(&self, node: &Node) -> Result<Option<Unschedulable>, kube::Error> {
-        if leaving::is_leaving(node) {
+        if leaving::is_leaving(node) || self.removal.is_some() {
             return Ok(Some(Unschedulable::Leaving(self.departure())));
         }
         if !self.shim.is_installed() {
@@ -262,19 +323,24 @@ impl NodeActor {
         Ok((!foreign.is_empty()).then_some(Unschedulable::Foreign(foreign)))
     }
 
-    async fn beat_and_log(&self, schedulable: bool) {
+    async fn beat_and_log(&mut self, schedulable: bool) {
         if let Err(error) = self.beat(schedulable).await {
             warn!(%error, schedulable, "a heartbeat was not sent");
         }
     }
 
-    async fn beat(&self, schedulable: bool) -> Result<(), kube::Error> {
+    async fn beat(&mut self, schedulable: bool) -> Result<(), kube::Error> {
+        if schedulable {
+            self.unschedulable_since = None;
+        }
         let patch = heartbeat::patch(schedulable, Timestamp::now());
         let params = PatchParams::default();
         let patch = Patch::Strategic(patch);
-        within(self.nodes.patch(&self.name, &params, &patch))
-            .await
-            .map(drop)
+        within(self.nodes.patch(&self.name, &params, &patch)).await?;
+        if !schedulable {
+            self.unschedulable_since.get_or_insert_with(Instant::now);
+        }
+        Ok(())
     }
 
     /// Sets KubeVirt's labels and removes those of it that are out of date.
@@ -303,7 +369,8 @@ impl NodeActor {
         }
     }
 
-    /// Returns when a plugin is registered, or no longer is, or when the VMIs change that are not Husk's.
+    /// Returns when a plugin is registered, or no longer is, when the VMIs change that are not Husk's, or when the removal
+    /// of the shim ends.
     async fn changed(&mut self) {
         let changes = self.plugins.iter_mut().map(|(_, registered)| {
             Box::pin(async move {
@@ -312,10 +379,33 @@ impl NodeActor {
                 }
             })
         });
-        tokio::select! {
-            _ = futures_util::future::select_all(changes) => {}
-            Ok(()) = self.foreign.changed() => {}
+        let changed = async {
+            futures_util::future::select_all(changes).await;
+        };
+        let result = tokio::select! {
+            () = changed => None,
+            Ok(()) = self.foreign.changed() => None,
+            result = ended(&mut self.removal) => Some(result),
+        };
+        if let Some(result) = result {
+            self.removed(result);
         }
+    }
+}
+
+/// Waits for the end of the removal, which must be there for that.
+async fn ended(removal: &mut Option<JoinHandle<Result<(), String>>>) -> Result<(), String> {
+    let Some(task) = removal else {
+        return std::future::pending().await;
+    };
+    let result = task.await;
+    *removal = None;
+    result.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+async fn ended_if_any(removal: &mut Option<JoinHandle<Result<(), String>>>) {
+    if removal.is_some() {
+        let _ = ended(removal).await;
     }
 }
 
