@@ -34,6 +34,15 @@ const CASES: &[(&str, fn())] = &[
     ),
     ("removal_leaves_nothing", removal_leaves_nothing),
     ("removal_waits_for_pods", removal_waits_for_pods),
+    (
+        "removal_keeps_what_a_late_pod_needs",
+        removal_keeps_what_a_late_pod_needs,
+    ),
+    (
+        "removal_finds_the_containerd_of_the_installation",
+        removal_finds_the_containerd_of_the_installation,
+    ),
+    ("the_journal_is_private", the_journal_is_private),
     ("a_killed_install_is_repaired", a_killed_install_is_repaired),
     ("a_killed_removal_is_repaired", a_killed_removal_is_repaired),
     (
@@ -216,8 +225,14 @@ fn removal_leaves_nothing() {
         let told = rig.done("uninstall");
         assert!(told.contains("restarting containerd"), "{told}");
         assert_eq!((rig.text("config.toml"), rig.restarts()), (before, 3));
-        for name in ["conf.d", "opt", "run"] {
+        for name in ["conf.d", "opt"] {
             assert!(!rig.at(name).exists(), "{name}");
+        }
+        // On the node of a container the directory stays, empty.
+        let run = fs::read_dir(rig.at("run"));
+        match rustix::process::geteuid().is_root() {
+            true => assert_eq!(run.unwrap().count(), 0),
+            false => assert!(run.is_err()),
         }
         rig.check_loaded(None);
         // Again, on a node that has nothing.
@@ -238,6 +253,43 @@ fn removal_waits_for_pods() {
     drop(shim);
     rig.done("uninstall");
     rig.check_loaded(None);
+}
+
+fn removal_keeps_what_a_late_pod_needs() {
+    let rig = Rig::new(IMPORTING);
+    rig.done("install");
+    let version = rig.versions()[0].clone();
+    let task = rig.at("state/io.containerd.runtime.v2.task/k8s.io/pod");
+    fs::create_dir_all(&task).unwrap();
+    let shim = version.join("containerd-shim-husk-v2");
+    fs::write(task.join("shim-binary-path"), shim.to_str().unwrap()).unwrap();
+    let why = rig.refused("uninstall");
+    assert!(why.contains("a pod still needs"), "{why}");
+    assert!(shim.exists());
+    rig.check_loaded(None);
+    fs::remove_dir_all(task).unwrap();
+    rig.done("uninstall");
+    assert!(!rig.at("opt").exists());
+}
+
+fn removal_finds_the_containerd_of_the_installation() {
+    let rig = Rig::new(IMPORTING);
+    rig.done("install");
+    assert_eq!(rig.without_socket("uninstall"), "");
+    rig.check_loaded(None);
+    assert!(!rig.at("opt").exists());
+}
+
+fn the_journal_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let rig = Rig::new(PLAIN);
+    let mode = |name: &str| fs::metadata(rig.at(name)).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(rig.at("config.toml"), PermissionsExt::from_mode(0o600)).unwrap();
+    rig.killed("install");
+    assert_eq!([mode("opt/.change"), mode("config.toml")], [0o600, 0o600]);
+    rig.done("install");
+    rig.done("uninstall");
+    assert_eq!(mode("config.toml"), 0o600);
 }
 
 fn a_killed_install_is_repaired() {

@@ -105,6 +105,18 @@ impl Rig {
         errors
     }
 
+    /// Runs it without the socket, as the agent does. Returns its error; empty if it succeeds.
+    pub fn without_socket(&self, what: &str) -> String {
+        let whole = self.command(what);
+        let mut words: Vec<_> = whole.get_args().map(std::ffi::OsStr::to_owned).collect();
+        let at = words.iter().position(|word| word == "--socket").unwrap();
+        words.drain(at..at + 2);
+        let mut command = Command::new(whole.get_program());
+        let variables = whole.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let output = command.args(words).envs(variables).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    }
+
     /// Starts it, and kills it while systemd restarts containerd.
     pub fn killed(&self, what: &str) {
         self.fault("hang");

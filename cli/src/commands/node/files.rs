@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{self as unix, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::failure::{self, Failure};
 
 /// Outcome for a file.
@@ -15,6 +17,26 @@ pub(super) enum FileChange {
     Changed,
     Removed,
     Unchanged,
+}
+
+/// Mode and owner of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Access {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Access {
+    /// That of the file; none if the file does not exist.
+    pub(super) fn of(path: &Path) -> Option<Access> {
+        let meta = fs::metadata(path).ok()?;
+        Some(Access {
+            mode: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+        })
+    }
 }
 
 /// Resolves the path if it is a symbolic link.
@@ -71,19 +93,34 @@ pub(super) fn replaceable(path: &Path) -> Result<(), Failure> {
 
 /// Replaces a text file, keeping owner and mode, or removes it.
 pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Result<FileChange, Failure> {
+    replace_as(path, old, new, None)
+}
+
+/// As [`replace`]; a file that does not exist gets this owner and mode.
+pub(super) fn replace_as(
+    path: &Path,
+    old: Option<&str>,
+    new: Option<&str>,
+    lost: Option<Access>,
+) -> Result<FileChange, Failure> {
     if old == new {
         return Ok(FileChange::Unchanged);
     }
     let Some(new) = new else { return remove(path) };
-    let meta = fs::metadata(path).ok();
-    let mode = meta.as_ref().map_or(0o644, |meta| meta.mode() & 0o7777);
-    let owner = meta.map(|meta| (meta.uid(), meta.gid()));
+    let access = Access::of(path).or(lost);
+    let mode = access.map_or(0o644, |access| access.mode);
+    let owner = access.map(|access| (access.uid, access.gid));
     put(path, new.as_bytes(), mode, owner)?;
     Ok(if old.is_some() {
         FileChange::Changed
     } else {
         FileChange::Created
     })
+}
+
+/// Writes a file that only its owner may read.
+pub(super) fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+    put(path, text.as_bytes(), 0o600, None)
 }
 
 pub(super) fn remove(path: &Path) -> Result<FileChange, Failure> {
@@ -180,6 +217,16 @@ mod tests {
             [FileChange::Unchanged, FileChange::Removed]
         );
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_private_file_is_readable_by_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        fs::write(&path, "open to all").unwrap();
+        assert!(write_private(&path, "a").is_ok());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::containerd::{Containerd, Dump};
+use super::installation::Installation;
 use super::journal::{self, ConfigFile, Journal};
 use super::options::Options;
 use super::store::Store;
@@ -24,6 +25,7 @@ pub(super) struct Node<'a> {
     pub(super) containerd: Containerd,
     store: &'a Store,
     options: &'a Options,
+    socket: &'a Path,
     interrupted: Option<Journal>,
 }
 
@@ -32,10 +34,11 @@ impl<'a> Node<'a> {
     pub(super) fn find(
         store: &'a Store,
         options: &'a Options,
-        config: Option<&Path>,
+        installation: &'a Installation,
     ) -> Result<Node<'a>, Failure> {
         let interrupted = Journal::read(&store.journal())?;
-        let containerd = Containerd::find(&options.socket, config, interrupted.as_ref())?;
+        let socket = &installation.socket;
+        let containerd = Containerd::find(socket, installation.config.as_deref(), interrupted.as_ref())?;
         if let Some(journal) = &interrupted {
             output::print("an earlier command was interrupted: repeating its change\n")?;
             journal.undo()?;
@@ -44,6 +47,7 @@ impl<'a> Node<'a> {
             containerd,
             store,
             options,
+            socket,
             interrupted,
         })
     }
@@ -142,7 +146,7 @@ impl<'a> Node<'a> {
 
     fn restart(&self, journal: &Journal, former: Option<i32>) -> Result<(), String> {
         service::restart(&journal.unit, self.options.wait())?;
-        cri::wait(&self.options.socket, former, self.options.wait())
+        cri::wait(self.socket, former, self.options.wait())
     }
 
     /// Named by the file of the configuration.

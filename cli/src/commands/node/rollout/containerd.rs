@@ -1,9 +1,14 @@
 //! The node's own containerd: its program, its configuration, and the settings that it makes of that.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
 
 use super::super::CONFIG;
 use super::super::containerd_settings::Settings;
@@ -12,6 +17,9 @@ use crate::failure::{self, Failure};
 
 /// Where programs are, in addition to PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Maximum time for containerd to read its configuration.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program of the node.
 pub(super) fn command(program: &Path) -> Command {
@@ -26,6 +34,24 @@ pub(super) fn command(program: &Path) -> Command {
         .env("SYSTEMD_IGNORE_CHROOT", "1")
         .stdin(Stdio::null());
     command
+}
+
+/// Runs a program to its end, or to the end of `limit`.
+pub(super) fn run(mut command: Command, limit: Duration) -> Result<Output, String> {
+    let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let told = |why: &dyn Display| format!("{}: {why}", Path::new(command.get_program()).display());
+    let child = spawned.map_err(|error| told(&failure::chain(&error)))?;
+    let (ended, end) = mpsc::channel();
+    let id = Pid::from_child(&child);
+    // It reads both pipes, which block the program when they are full.
+    std::thread::spawn(move || ended.send(child.wait_with_output()));
+    match end.recv_timeout(limit) {
+        Ok(output) => output.map_err(|error| told(&failure::chain(&error))),
+        Err(_) => {
+            let _ = rustix::process::kill_process(id, Signal::KILL);
+            Err(told(&format!("no end after {} s", limit.as_secs())))
+        }
+    }
 }
 
 /// The containerd that serves a socket.
@@ -89,9 +115,7 @@ impl Containerd {
     pub(super) fn dump(&self) -> Result<Dump, String> {
         let mut command = command(&self.program);
         command.arg("--config").arg(&self.config).args(["config", "dump"]);
-        let output = command
-            .output()
-            .map_err(|error| format!("{}: {}", self.program.display(), failure::chain(&error)))?;
+        let output = run(command, DUMP_TIMEOUT)?;
         if !output.status.success() {
             let told = String::from_utf8_lossy(&output.stderr);
             let last = told.lines().rfind(|line| !line.trim().is_empty());
@@ -191,5 +215,23 @@ mod tests {
         assert_eq!(new.state(), Path::new("/x"));
         assert!(new.is_same(&dump("version = 4\nimports = ['b']\nstate = '/x'\n")));
         assert!(!new.is_same(&old));
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let shell = |script: &str| {
+            let mut shell = command(Path::new("/bin/sh"));
+            shell.args(["-c", script]);
+            shell
+        };
+        let output = run(shell("echo out; echo err >&2"), Duration::from_secs(60)).unwrap();
+        assert_eq!(
+            (&output.stdout[..], &output.stderr[..]),
+            (&b"out\n"[..], &b"err\n"[..])
+        );
+        let why = run(shell("exec sleep 60"), Duration::from_millis(50)).unwrap_err();
+        assert!(why.starts_with("/bin/sh: no end after"), "{why}");
+        let why = run(command(Path::new("/nowhere")), Duration::from_secs(1)).unwrap_err();
+        assert!(why.starts_with("/nowhere: No such file"), "{why}");
     }
 }

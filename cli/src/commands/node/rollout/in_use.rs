@@ -26,26 +26,37 @@ impl InUse {
         let namespaces = entries(&state.join(TASKS));
         let tasks = namespaces.flat_map(|namespace| entries(&namespace).collect::<Vec<_>>());
         let shims = tasks.filter_map(|task| fs::read_to_string(task.join(SHIM_PATH)).ok());
+        let shims = shims.map(|path| PathBuf::from(path.trim()));
         InUse {
             processes: processes.collect(),
-            shims: shims.map(|path| PathBuf::from(path.trim())).collect(),
+            shims: shims
+                .map(|path| fs::canonicalize(&path).unwrap_or(path))
+                .collect(),
         }
     }
 
     /// True if a pod needs programs in `directory`.
     pub(super) fn has(&self, directory: &Path) -> bool {
-        !self.processes_in(directory).is_empty() || self.shims.iter().any(|path| path.starts_with(directory))
+        let real = real(directory);
+        let is_in = |path: &PathBuf| path.starts_with(directory) || path.starts_with(&real);
+        !self.processes_in(directory).is_empty() || self.shims.iter().any(is_in)
     }
 
     /// Processes, other than this one, that run programs in `directory`.
     pub(super) fn processes_in(&self, directory: &Path) -> Vec<i32> {
+        let directory = real(directory);
         let own = std::process::id().try_into().unwrap_or(0);
         let running = self
             .processes
             .iter()
-            .filter(|(id, path)| *id != own && path.starts_with(directory));
+            .filter(|(id, path)| *id != own && path.starts_with(&directory));
         running.map(|(id, _)| *id).collect()
     }
+}
+
+/// The directory without symbolic links, as the kernel names the programs of processes.
+fn real(directory: &Path) -> PathBuf {
+    fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned())
 }
 
 fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
@@ -83,5 +94,26 @@ mod tests {
         assert_eq!([has("1"), has("2"), has("3"), has("")], [true, true, false, true]);
         assert_eq!(used.processes_in(Path::new("/opt/husk")), [12]);
         assert!(!InUse::find(Path::new("/nowhere"), Path::new("/nowhere")).has(Path::new("/opt")));
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_is_in_use_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let (proc, state, opt) = (root.join("proc"), root.join("state"), root.join("opt"));
+        for version in ["var/opt/husk/1", "var/opt/husk/2", "var/opt/husk/3", "proc/12"] {
+            fs::create_dir_all(root.join(version)).unwrap();
+        }
+        symlink("var/opt", &opt).unwrap();
+        symlink(root.join("var/opt/husk/1/husk"), proc.join("12/exe")).unwrap();
+        let shim = opt.join("husk/2/containerd-shim-husk-v2");
+        fs::write(&shim, "").unwrap();
+        let task = state.join(TASKS).join("k8s.io/abc");
+        fs::create_dir_all(&task).unwrap();
+        fs::write(task.join(SHIM_PATH), shim.to_str().unwrap()).unwrap();
+        let used = InUse::find(&proc, &state);
+        let has = |version: &str| used.has(&opt.join("husk").join(version));
+        assert_eq!([has("1"), has("2"), has("3")], [true, true, false]);
+        assert_eq!(used.processes_in(&opt.join("husk")), [12]);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::files::{self, FileChange};
+use super::super::files::{self, Access, FileChange};
 use super::store::remove_empty;
 use crate::failure::Failure;
 
@@ -20,6 +20,8 @@ pub(super) struct ConfigFile {
     pub(super) after: Option<String>,
     /// The file's directory belongs to the file: it comes and goes with it.
     pub(super) with_directory: bool,
+    /// Owner and mode before the change.
+    pub(super) access: Option<Access>,
 }
 
 impl ConfigFile {
@@ -37,7 +39,7 @@ impl ConfigFile {
     }
 
     fn write(&self, old: Option<&str>, new: Option<&str>) -> Result<FileChange, Failure> {
-        let done = files::replace(&self.path, old, new)?;
+        let done = files::replace_as(&self.path, old, new, self.access)?;
         if new.is_none()
             && self.with_directory
             && let Some(directory) = self.path.parent()
@@ -75,11 +77,10 @@ impl Journal {
         })
     }
 
-    /// Writes the journal.
+    /// Writes the journal. Texts of configurations may have passwords.
     pub(super) fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = serde_json::to_string(self)?;
-        let old = files::text(path)?;
-        files::replace(path, old.as_deref(), Some(&text)).map(drop)
+        files::write_private(path, &text)
     }
 
     /// Undoes the change.
@@ -110,6 +111,7 @@ mod tests {
             before: before.map(str::to_owned),
             after: after.map(str::to_owned),
             with_directory: true,
+            access: None,
         };
         let journal = Journal {
             files: vec![
@@ -137,5 +139,35 @@ mod tests {
         assert!(
             matches!(Journal::read(&at("journal")), Err(Failure::Runtime(text)) if text.contains("remove this"))
         );
+    }
+
+    #[test]
+    fn secrets_stay_with_their_owner() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+        fs::write(at("config.toml"), "secret").unwrap();
+        fs::set_permissions(at("config.toml"), PermissionsExt::from_mode(0o640)).unwrap();
+        for after in [Some("secret, and more"), None] {
+            let journal = Journal {
+                files: vec![ConfigFile {
+                    path: at("config.toml"),
+                    before: Some("secret".to_owned()),
+                    after: after.map(str::to_owned),
+                    with_directory: false,
+                    access: Access::of(&at("config.toml")),
+                }],
+                program: "/usr/bin/containerd".into(),
+                config: at("config.toml"),
+                unit: "containerd.service".into(),
+            };
+            assert!(journal.write(&at("journal")).is_ok());
+            assert_eq!(mode("journal"), 0o600);
+            assert!(journal.files.iter().all(|file| file.apply().is_ok()));
+            assert!(after.is_none() || mode("config.toml") == 0o640);
+            assert!(journal.undo().is_ok());
+            assert_eq!(mode("config.toml"), 0o640);
+        }
     }
 }

@@ -12,6 +12,7 @@ mod change;
 mod containerd;
 mod cri;
 mod in_use;
+mod installation;
 mod journal;
 mod options;
 mod plan;
@@ -29,6 +30,7 @@ use crate::{doctor, output};
 
 use change::Node;
 use in_use::InUse;
+use installation::Installation;
 pub(super) use options::Options;
 use source::Source;
 use store::Store;
@@ -45,7 +47,10 @@ pub(super) fn install(options: &Options, config: Option<&Path>) -> Result<(), Fa
     let store = Store::open(&options.versions)?;
     let (version, is_new) = store.install(&source)?;
     print(if is_new { "created" } else { "unchanged" }, &version)?;
-    let node = Node::find(&store, options, config)?;
+    let installation = Installation::chosen(options, config, None)?;
+    let node = Node::find(&store, options, &installation)?;
+    // Before the change: uninstall also removes an installation that failed.
+    installation.write(&store.installation())?;
     let shim = version.join(PROGRAMS[0]);
     let plan = |config: &Path, merges| plan::with_husk(config, merges, &shim);
     node.change("the handler", &plan, &|dump| match dump.shims().contains(&shim) {
@@ -82,7 +87,9 @@ pub(super) fn uninstall(options: &Options, config: Option<&Path>, force: bool) -
             named.join(", ")
         )));
     }
-    let node = Node::find(&store, options, config)?;
+    let recorded = Installation::read(&store.installation())?;
+    let installation = Installation::chosen(options, config, recorded)?;
+    let node = Node::find(&store, options, &installation)?;
     let plan = |config: &Path, _| plan::without_husk(config);
     node.change(
         "the removal of the handler",
@@ -95,11 +102,24 @@ pub(super) fn uninstall(options: &Options, config: Option<&Path>, force: bool) -
             )),
         },
     )?;
+    let dump = node.containerd.dump().map_err(node.of_config())?;
     drop(node);
-    for removed in store.remove()? {
-        print("removed", &removed)?;
+    // A pod may have come until containerd restarted. Now no other can.
+    let used = InUse::find(Path::new(PROC), &dump.state());
+    let is_needed = |version: &Path| !force && used.has(version);
+    for old in store.prune(is_needed)? {
+        print("removed", &old)?;
     }
-    remove_state()
+    if let Some(version) = store.versions()?.iter().find(|version| is_needed(version)) {
+        return Err(Failure::Runtime(format!(
+            "the handler is removed, but a pod still needs {}: delete the pod, and repeat this command",
+            version.display()
+        )));
+    }
+    if let Some(directory) = store.remove()? {
+        print("removed", &directory)?;
+    }
+    remove_state(options.host_root.is_some())
 }
 
 /// Makes `root` the root directory of this process: every path, link and program is then the node's own.
@@ -116,12 +136,15 @@ fn enter(root: Option<&Path>) -> Result<(), Failure> {
         })
 }
 
-/// Removes the empty directories of VMs that have ended.
-fn remove_state() -> Result<(), Failure> {
+/// Removes the empty directories of VMs that have ended. On the node of a container the runtime directory itself stays:
+/// an agent has it mounted, and would keep one that is gone.
+fn remove_state(keeps_directory: bool) -> Result<(), Failure> {
     let Ok(runtime) = RuntimeDir::locate() else {
         return Ok(());
     };
-    if runtime.remove_if_unused()? {
+    if keeps_directory {
+        runtime.empty_if_unused()?;
+    } else if runtime.remove_if_unused()? {
         print("removed", runtime.path())?;
     }
     Ok(())

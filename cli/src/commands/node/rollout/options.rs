@@ -21,14 +21,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR", requires = "restart", default_value = "/opt/husk", value_hint = clap::ValueHint::DirPath)]
     pub(super) versions: PathBuf,
 
-    /// Socket of containerd
-    #[arg(
-        long,
-        value_name = "SOCKET",
-        requires = "restart",
-        default_value = "/run/containerd/containerd.sock"
-    )]
-    pub(super) socket: PathBuf,
+    /// Socket of containerd [default: for uninstall that of install, else /run/containerd/containerd.sock]
+    #[arg(long, value_name = "SOCKET", requires = "restart")]
+    pub(super) socket: Option<PathBuf>,
 
     /// Time for containerd to answer after a restart
     #[arg(long, value_name = "SECONDS", requires = "restart", default_value_t = 180)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::containerd_config;
 use super::super::containerd_settings::Settings;
-use super::super::files;
+use super::super::files::{self, Access};
 use super::super::imports;
 use super::super::of;
 use super::journal::ConfigFile;
@@ -83,7 +83,8 @@ fn changed(
     after: Option<String>,
     with_directory: bool,
 ) -> Option<ConfigFile> {
-    (before != after).then_some(ConfigFile {
+    (before != after).then(|| ConfigFile {
+        access: Access::of(&path),
         path,
         before,
         after,

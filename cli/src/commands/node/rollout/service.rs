@@ -5,11 +5,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::containerd::command;
+use super::containerd::{command, run};
 use crate::failure::{self, Failure};
 
 /// The unit where the process's cgroup names none.
 const UNIT: &str = "containerd.service";
+/// Maximum time for systemd to describe the unit.
+const SHOW_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between two looks whether systemd has restarted the unit.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -19,10 +21,9 @@ pub(super) fn unit_of(pid: i32) -> Result<String, Failure> {
     let unit = service(&cgroup).unwrap_or(UNIT).to_owned();
     let mut show = command(Path::new("systemctl"));
     show.args(["show", "--property=MainPID,KillMode", &unit]);
-    let output = show.output().map_err(|error| {
+    let output = run(show, SHOW_TIMEOUT).map_err(|why| {
         Failure::Runtime(format!(
-            "systemctl: {}: restart containerd yourself: install without --restart",
-            failure::chain(&error)
+            "{why}: restart containerd yourself: install without --restart"
         ))
     })?;
     let told = String::from_utf8_lossy(&output.stdout);

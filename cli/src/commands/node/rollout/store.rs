@@ -1,25 +1,27 @@
 //! The installed versions of the programs: a directory for each, so that running pods keep theirs.
 //!
 //! ```text
-//! /opt/husk/VERSION/    the programs; never changed while a process runs them
-//! /opt/husk/.new/       programs that are being copied
-//! /opt/husk/.change     the journal of a change of containerd's configuration
-//! /opt/husk/.lock       held by install and uninstall
+//! /opt/husk/VERSION/        the programs; never changed while a process runs them
+//! /opt/husk/.new/           programs that are being copied
+//! /opt/husk/.change         the journal of a change of containerd's configuration
+//! /opt/husk/.installation   which containerd has the handler
+//! /opt/husk/.lock           held by install and uninstall
 //! ```
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::super::PROGRAMS;
-use super::super::files::at;
+use super::super::files::{self, at};
 use super::source::Source;
 use crate::failure::{Failure, note};
 
 const LOCK: &str = ".lock";
 const NEW: &str = ".new";
 const JOURNAL: &str = ".change";
+const INSTALLATION: &str = ".installation";
 
 /// The directory of the versions, locked.
 #[derive(Debug)]
@@ -32,21 +34,32 @@ impl Store {
     /// Opens the directory; creates it if absent. Waits for another command that has it open.
     pub(super) fn open(path: &Path) -> Result<Store, Failure> {
         let path = std::path::absolute(path).map_err(at(path))?;
-        fs::create_dir_all(&path).map_err(at(&path))?;
-        readable_by_all(&path)?;
         let lock = path.join(LOCK);
         loop {
-            let file = File::create(&lock).map_err(at(&lock))?;
-            if let Err(TryLockError::WouldBlock) = file.try_lock() {
-                note("another command installs or uninstalls Husk on this node: waiting for it");
-                file.lock().map_err(at(&lock))?;
+            fs::create_dir_all(&path).map_err(at(&path))?;
+            let file = match File::create(&lock) {
+                // The other command has just removed the directory.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                created => created.map_err(at(&lock))?,
+            };
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    note("another command installs or uninstalls Husk on this node: waiting for it");
+                    file.lock().map_err(at(&lock))?;
+                }
+                Err(TryLockError::Error(error)) => return Err(at(&lock)(error)),
             }
-            // The other command may have removed everything.
-            if lock.exists() {
+            if is_at(&file, &lock).map_err(at(&lock))? {
+                readable_by_all(&path)?;
                 return Ok(Store { path, _lock: file });
             }
-            fs::create_dir_all(&path).map_err(at(&path))?;
         }
+    }
+
+    /// Path of the record of the installation.
+    pub(super) fn installation(&self) -> PathBuf {
+        self.path.join(INSTALLATION)
     }
 
     /// Path of the journal.
@@ -114,15 +127,23 @@ impl Store {
         Ok(old)
     }
 
-    /// Removes the versions, and the directory unless it has other files.
-    pub(super) fn remove(self) -> Result<Vec<PathBuf>, Failure> {
-        let mut removed = self.prune(|_| false)?;
-        let lock = self.path.join(LOCK);
-        fs::remove_file(&lock).map_err(at(&lock))?;
-        if remove_empty(&self.path)? {
-            removed.push(self.path);
+    /// Removes the directory without versions; returns it. One with other files stays.
+    pub(super) fn remove(self) -> Result<Option<PathBuf>, Failure> {
+        // The lock goes last: until then another command waits.
+        for file in [self.installation(), self.path.join(LOCK)] {
+            files::remove(&file)?;
         }
-        Ok(removed)
+        Ok(remove_empty(&self.path)?.then_some(self.path))
+    }
+}
+
+/// True if the path is that of the open file. Another command may have removed it, and a third one made it again.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(named) => Ok((named.dev(), named.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -239,7 +260,8 @@ mod tests {
         assert_eq!(done(store.prune(|version| version == second)), [first]);
         assert_eq!(done(store.versions()), std::slice::from_ref(&second));
         let path = store.path.clone();
-        assert_eq!(done(store.remove()), [second, path.clone()]);
+        assert_eq!(done(store.prune(|_| false)), [second]);
+        assert_eq!(done(store.remove()), Some(path.clone()));
         assert!(!path.exists());
     }
 
@@ -249,8 +271,40 @@ mod tests {
         let store = done(Store::open(dir.path()));
         fs::create_dir(dir.path().join("own")).unwrap();
         fs::write(dir.path().join("own/notes"), "").unwrap();
-        done(store.remove());
+        done(store.prune(|_| false));
+        assert_eq!(done(store.remove()), None);
         assert!(dir.path().join("own/notes").exists());
+    }
+
+    #[test]
+    fn a_lock_file_that_was_made_again_is_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = dir.path().join(LOCK);
+        let file = File::create(&lock).unwrap();
+        assert!(is_at(&file, &lock).unwrap());
+        fs::remove_file(&lock).unwrap();
+        assert!(!is_at(&file, &lock).unwrap());
+        File::create(&lock).unwrap();
+        assert!(!is_at(&file, &lock).unwrap());
+    }
+
+    #[test]
+    fn commands_follow_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("husk");
+        let holders = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let store = done(Store::open(&path));
+                        assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        done(store.remove());
+                    }
+                });
+            }
+        });
     }
 
     #[test]
