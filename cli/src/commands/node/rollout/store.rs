@@ -36,7 +36,15 @@ impl Store {
         let path = std::path::absolute(path).map_err(at(path))?;
         let lock = path.join(LOCK);
         loop {
-            fs::create_dir_all(&path).map_err(at(&path))?;
+            match fs::create_dir_all(&path) {
+                // The other command has removed the directory while this one looked at it.
+                Err(error)
+                    if error.kind() == ErrorKind::AlreadyExists && (path.is_dir() || !path.exists()) =>
+                {
+                    continue;
+                }
+                created => created.map_err(at(&path))?,
+            }
             let file = match File::create(&lock) {
                 // The other command has just removed the directory.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
