@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 
@@ -15,6 +17,8 @@ const VHOST_NET: &str = "/dev/vhost-net";
 
 /// Length of virtio 1's header before each frame, in bytes. The default of a tap is 10.
 const VNET_HEADER: libc::c_int = 12;
+
+const BUSY_LIMIT: Duration = Duration::from_secs(1);
 
 // These take an integer by value.
 type SetPersist = IntegerSetter<{ libc::TUNSETPERSIST as Opcode }>;
@@ -38,8 +42,21 @@ pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), Net
 }
 
 /// Opens each queue of an existing tap.
+///
+/// A child that another thread forks holds copies of earlier descriptors until it executes its program. The tap is busy
+/// for that time, so this function tries for a second.
 pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
-    let queue = |_| attach(name, queues > 1).map(OwnedFd::from);
+    let deadline = Instant::now() + BUSY_LIMIT;
+    let queue = |_| {
+        loop {
+            match attach(name, queues > 1) {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                    sleep(Duration::from_millis(5));
+                }
+                attached => return attached.map(OwnedFd::from),
+            }
+        }
+    };
     (0..queues)
         .map(queue)
         .collect::<io::Result<_>>()

@@ -1,11 +1,11 @@
 //! The state machine of a preparation, and its teardown.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use husk_network::{Binding, Interface, MacAddr, Masquerade, tear_down, tear_down_interface};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, switch};
 
-use crate::raw_guest::{PATIENCE, RawGuest};
+use crate::raw_guest::RawGuest;
 
 fn bindings() -> [Binding; 2] {
     [Binding::Bridge, Binding::Masquerade(Masquerade::default())]
@@ -22,16 +22,12 @@ fn a_finished_preparation_is_left_as_it_is() {
         // The only queue is open already.
         let busy = pod.prepare(&[interface(binding.clone())]).unwrap_err();
         assert!(busy.to_string().contains("opening tap0"), "{busy}");
-        drop(first);
-        // A process that another test forks may hold the queue for a moment.
-        let end = Instant::now() + PATIENCE;
-        let again = loop {
-            match pod.prepare(&[interface(binding.clone())]) {
-                Ok(mut prepared) => break prepared.pop().unwrap(),
-                Err(e) => assert!(Instant::now() < end, "{e}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(first);
+        });
+        let again = pod.ready(&interface(binding.clone()));
+        holder.join().unwrap();
         assert_eq!((again.mac, again.lease), (mac, lease), "{binding:?}");
         assert_eq!(pod.state(), before);
     }
