@@ -33,9 +33,10 @@ impl Times {
         Ok(Self::milliseconds(ramp, next().context("no time")?))
     }
 
-    /// Time at which the sender may stop: the receiver has measured long enough then, even if it started later.
+    /// Time at which the sender may stop: the receiver has measured long enough then, even if a busy machine started it
+    /// later.
     pub fn over(&self) -> Instant {
-        Instant::now() + self.ramp + self.time + Duration::from_millis(300)
+        Instant::now() + self.ramp + self.time + Duration::from_secs(2)
     }
 }
 
