@@ -38,9 +38,7 @@ impl Store {
         loop {
             match fs::create_dir_all(&path) {
                 // The other command has removed the directory while this one looked at it.
-                Err(error)
-                    if error.kind() == ErrorKind::AlreadyExists && (path.is_dir() || !path.exists()) =>
-                {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && is_absent_or_directory(&path) => {
                     continue;
                 }
                 created => created.map_err(at(&path))?,
@@ -219,6 +217,16 @@ fn same(mut of: File, path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Returns true if nothing is at the path, or a directory or a link to one. One look decides, because other commands
+/// create and remove the directory.
+fn is_absent_or_directory(path: &Path) -> bool {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => path.is_dir(),
+        Ok(found) => found.is_dir(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
+}
+
 /// Makes renames in a directory last through a power failure.
 fn sync(directory: &Path) -> Result<(), Failure> {
     let open = File::open(directory).map_err(at(directory))?;
@@ -294,6 +302,17 @@ mod tests {
         assert!(!is_at(&file, &lock).unwrap());
         File::create(&lock).unwrap();
         assert!(!is_at(&file, &lock).unwrap());
+    }
+
+    #[test]
+    fn other_things_at_the_path_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        File::create(&file).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("absent"), &link).unwrap();
+        for path in [&file, &link] {
+            assert!(Store::open(path).is_err(), "{}", path.display());
+        }
     }
 
     #[test]
