@@ -415,7 +415,7 @@ impl Terminal {
         self.master.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Whether the line discipline edits lines, as a shell expects.
+    /// Returns true if the line discipline edits lines, as a shell expects.
     fn is_cooked(&self) -> bool {
         let flags = tcgetattr(&self.slave).unwrap().local_modes;
         flags.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)

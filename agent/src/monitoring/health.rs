@@ -1,4 +1,4 @@
-//! Whether the API server answers. One task asks it, at most once in a while, however many probes there are.
+//! The health of the API server. One task asks it, at a limited rate, for all probes.
 
 use std::time::Duration;
 

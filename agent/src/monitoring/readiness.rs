@@ -1,4 +1,4 @@
-//! Whether the agent has all that it needs to run VMIs.
+//! The agent is ready when it has all that it needs to run VMIs.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// What is missing, for people. Empty if the agent is ready.
+    /// The missing parts, each as a sentence for the log and the probe's answer. Empty if the agent is ready.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if !*self.vmis.borrow() {

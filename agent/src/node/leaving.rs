@@ -19,7 +19,7 @@ const LEAVING: &str = "leaving";
 
 /// The shim in the directory of a version.
 const SHIM: &str = "containerd-shim-husk-v2";
-/// What `husk node install` keeps until the handler is removed: the record of the installation, and its journal.
+/// Files that `husk node install` keeps until the handler is removed: the record of the installation, and its journal.
 const RECORDS: [&str; 2] = [".installation", ".change"];
 /// A volume of launcher pods only. The kubelet makes it before it waits for images, and removes it when the pod ends.
 const LAUNCHER_VOLUME: &str = "volumes/kubernetes.io~empty-dir/libvirt-runtime";
@@ -30,7 +30,7 @@ const MAX_RETRY: Duration = Duration::from_secs(300);
 /// The VMIs of the node that have not ended, as `NAMESPACE/NAME`. None before the first list.
 pub type NodeVmis = watch::Receiver<Option<BTreeSet<String>>>;
 
-/// What needs the shim.
+/// VMIs and pods that need the shim.
 #[derive(Debug)]
 pub struct Present {
     /// The VMIs that name the node.
@@ -45,7 +45,7 @@ pub(super) fn is_leaving(node: &Node) -> bool {
     labels.and_then(|labels| labels.get(LABEL)).map(String::as_str) == Some(LEAVING)
 }
 
-/// How far the departure of a node is.
+/// Progress of the removal of a leaving node's shim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Departure {
     /// The agent has not listed the VMIs of the node yet.

@@ -137,7 +137,8 @@ pub struct NodeActor {
     shim: NodeShim,
     /// The removal of the shim, while it runs.
     removal: Option<JoinHandle<Result<(), String>>>,
-    /// Why the shim of a leaving node was not removed, how often in succession, and when the agent tries again.
+    /// The last error of the removal of a leaving node's shim, the number of errors in succession, and the time of the
+    /// next attempt.
     failure: Option<String>,
     failures: u32,
     retry_at: Option<Instant>,
@@ -369,7 +370,7 @@ impl NodeActor {
         }
     }
 
-    /// Returns when a plugin is registered, or no longer is, when the VMIs change that are not Husk's, or when the removal
+    /// Returns when a plugin is registered or no longer is, when the VMIs that are not Husk's change, or when the removal
     /// of the shim ends.
     async fn changed(&mut self) {
         let changes = self.plugins.iter_mut().map(|(_, registered)| {

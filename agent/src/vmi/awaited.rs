@@ -96,7 +96,7 @@ mod tests {
         let last = later + REPORT_AFTER;
         assert_eq!(update(&mut awaited, &both, last).len(), 1);
         assert!(update(&mut awaited, &both, last + REPORT_AFTER).is_empty());
-        // Data that came, and another attachment pod, begin anew.
+        // The delay starts again when the data has come, and with another attachment pod.
         assert!(update(&mut awaited, &[], last).is_empty());
         let again = [data, volume("other", "hp-2")];
         assert!(update(&mut awaited, &again, last).is_empty());

@@ -1,4 +1,4 @@
-//! What Husk cannot give to any VM is refused by validation, before anybody looks for data or a host.
+//! Validation refuses requests beyond Husk's limits, before data or a host is looked for.
 
 use super::common::{faults, refused, with};
 use super::{INVALID, REQUEST, UNSUPPORTED, volumes};

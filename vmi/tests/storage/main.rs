@@ -1,4 +1,4 @@
-//! What becomes of disks and volumes in the plan.
+//! Disks and volumes of a manifest, and their entries in the plan.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! What many clients, or a part of the API server, can do to the kubelet's probes.
+//! The kubelet's probes get answers while many clients are connected and while the API server hangs.
 
 use futures_util::future::join_all;
 use tokio::net::TcpSocket;

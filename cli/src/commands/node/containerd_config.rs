@@ -28,7 +28,7 @@ pub(super) fn drop_in(version: i64, shim: &Path, with_directory: bool) -> Result
     Ok(format!("{first}\nversion = {version}\n{handler}\n"))
 }
 
-/// Whether the directory was created for the file; none if [`drop_in`] did not make this text.
+/// Returns true if the directory was created for the file; none if [`drop_in`] did not write this text.
 pub(super) fn is_drop_in(text: &str) -> Option<bool> {
     let first = text.lines().next();
     let kind = DROP_IN.iter().position(|line| first == Some(*line))?;

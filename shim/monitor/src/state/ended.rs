@@ -1,4 +1,4 @@
-//! How VMs of launcher pods ended, for an agent that did not run then.
+//! Records of VMs of launcher pods that have ended, for an agent that did not run then.
 //!
 //! ```text
 //! RUNTIME/.ended/POD-UID     the last `husk.shim.v1.Status`, encoded

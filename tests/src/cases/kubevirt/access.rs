@@ -1,4 +1,4 @@
-//! The agent's services: metrics; what is refused to another node's agent and to clients without virt-api's certificate.
+//! The agent's services: metrics; refusals to another node's agent and to clients without virt-api's certificate.
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
@@ -109,7 +109,7 @@ fn no_certificate(c: &KubeVirt<'_>) -> Result<()> {
     )
 }
 
-/// What the agent answers to a request.
+/// Returns the agent's answer to a request.
 fn request(address: &str, certificate: &[String], line: &str) -> Result<String> {
     let mut client = Command::new("openssl")
         .args(["s_client", "-quiet", "-connect", address])

@@ -26,7 +26,7 @@ const DATA: &str = "/var/tmp/husk-examples";
 /// Claims that the examples name.
 const CLAIMS: [&str; 2] = ["disk-alpine", "disk-custom"];
 
-/// What becomes of an example.
+/// The verdict on an example.
 #[derive(Debug, Clone)]
 enum Verdict {
     /// Its objects are stored. Later examples may name them.
@@ -196,7 +196,7 @@ fn start(c: &KubeVirt<'_>, example: &Example) -> Result<()> {
     Ok(())
 }
 
-/// What `kubectl get vmi` shows, and the conditions.
+/// The columns of `kubectl get vmi`, and the conditions.
 fn runs(c: &KubeVirt<'_>, example: &Example) -> Result<()> {
     apply(c, example)?.map_err(anyhow::Error::msg)?;
     start(c, example)?;

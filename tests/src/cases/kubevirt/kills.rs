@@ -27,7 +27,8 @@ const VMS: [&str; 4] = ["kill-0", "kill-1", "kill-2", "kill-3"];
 /// Folder of the plugged volumes' data on the node.
 const DATA: &str = "/var/tmp/husk-kills";
 
-/// Processes on the node, by what `pkill -f` matches, but not the shell with the pattern in its command line. All but the VMs' own are started again by systemd or the kubelet.
+/// Processes on the node, as patterns of `pkill -f` that do not match the shell whose command line has them. systemd or
+/// the kubelet starts all but the VMs' own again.
 const ON_NODE: [(&str, &str); 5] = [
     ("agent", "^/[h]usk-agent"),
     ("shim", "^[^ ]*[c]ontainerd-shim-husk-v2 "),
@@ -86,7 +87,7 @@ fn prepare(c: &KubeVirt<'_>) -> Result<()> {
     converged(c, &[])
 }
 
-/// What has happened to the VMs since the last check.
+/// Effects that the kills and commands since the last check may have.
 #[derive(Debug, Default)]
 struct Expected {
     /// VMs that may have been replaced: their shim or VMM was killed, or they were restarted or deleted.

@@ -1,4 +1,4 @@
-//! What virt-controller makes VMIs of: replica sets, pools, instance types, run strategies.
+//! Objects of which virt-controller makes VMIs: replica sets, pools, instance types, run strategies.
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;

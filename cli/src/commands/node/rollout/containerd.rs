@@ -15,7 +15,7 @@ use super::super::containerd_settings::Settings;
 use super::{cri, journal::Journal};
 use crate::failure::{self, Failure};
 
-/// Where programs are, in addition to PATH.
+/// Directories of programs, in addition to PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Maximum time for containerd to read its configuration.

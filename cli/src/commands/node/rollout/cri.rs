@@ -1,4 +1,4 @@
-//! Whether containerd answers: a call of the Container Runtime Interface, which the kubelet needs.
+//! A call of the Container Runtime Interface: containerd is up when its CRI plugin answers the kubelet.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -39,7 +39,7 @@ impl Installation {
         })
     }
 
-    /// What install has recorded.
+    /// Reads the record of the installation; none if there is no such file.
     pub(super) fn read(path: &Path) -> Result<Option<Installation>, Failure> {
         let Some(text) = files::text(path)? else {
             return Ok(None);

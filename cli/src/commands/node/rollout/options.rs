@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where containerd runs, and where its programs go.
+/// Options for the host on which containerd runs, and for the directory of the programs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Check the change by containerd's own configuration dump, and restart containerd if it needs it

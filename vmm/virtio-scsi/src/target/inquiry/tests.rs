@@ -5,8 +5,8 @@ fn vpd(rig: &mut Rig, page: u8) -> Vec<u8> {
     rig.good(&[0x12, 1, page, 0x01, 0x00, 0], &[], 256)
 }
 
-/// What udev's `scsi_id` makes of a unit: designators of type 0 are prefixed with their type, vendor and product, then
-/// blanks are folded.
+/// The names that udev's `scsi_id` gives to a unit: designators of type 0 are prefixed with their type, vendor and
+/// product, then blanks are folded.
 fn by_id(rig: &mut Rig) -> String {
     let standard = rig.good(&[0x12, 0, 0, 0, 0xff, 0], &[], 255);
     let page = vpd(rig, 0x83);
