@@ -1,11 +1,13 @@
 //! `cargo xtask test --kubevirt`: the cases under KubeVirt's control plane. They run on this machine, in a cluster of
 //! their own.
 
+use super::rounds::{self, Round};
 use super::stages::{Stage, Stages};
 use crate::binaries::Profile;
 use crate::progress::Progress;
 use crate::{cluster, images, packages};
 use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -64,10 +66,14 @@ fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start husk-e2e")?;
+    let mut kills = Kills::default();
     let stdout = suite.stdout.take().context("no output")?;
     let mut closed = false;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
+        if let Some(round) = kills.round(&line) {
+            rounds::record(KILLS, &round)?;
+        }
         if stage.tally.end_to_end(&line) {
             closed = true;
         } else {
@@ -79,4 +85,88 @@ fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
         bail!("husk-e2e ended early: {status}");
     }
     Ok(())
+}
+
+/// The case whose kills accumulate over runs.
+const KILLS: &str = "kubevirt-kills";
+
+/// A round of the case with kills, from the lines that the suite prints.
+#[derive(Debug)]
+struct Kills {
+    started: Timestamp,
+    seed: u32,
+    done: u32,
+}
+
+impl Default for Kills {
+    fn default() -> Self {
+        Self {
+            started: Timestamp::now(),
+            seed: 0,
+            done: 0,
+        }
+    }
+}
+
+impl Kills {
+    /// Takes a line; returns the round if the case ends with it.
+    fn round(&mut self, line: &str) -> Option<Round> {
+        if let Some(seed) = line.strip_prefix("HUSK_SEED=") {
+            let seed = seed.split_whitespace().next()?.parse().ok()?;
+            *self = Self {
+                seed,
+                ..Self::default()
+            };
+        }
+        if let Some(kill) = line.strip_prefix("kill ") {
+            self.done = kill.split(':').next()?.parse().ok()?;
+        }
+        let (outcome, name) = line.split_once(' ')?;
+        let outcome = match outcome {
+            "ok" => "passed",
+            "FAILED" => "failed",
+            _ => return None,
+        };
+        if name.split([' ', ':']).next() != Some(KILLS) {
+            return None;
+        }
+        Some(Round {
+            seed: self.seed,
+            commit: rounds::commit().unwrap_or_default(),
+            outcome: outcome.to_owned(),
+            started: self.started.to_string(),
+            seconds: Timestamp::now().duration_since(self.started).as_secs_f64(),
+            kills: Some(self.done),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_has_the_seed_and_the_kills() {
+        let mut kills = Kills::default();
+        for line in [
+            "HUSK_SEED=17 HUSK_KILLS=40",
+            "kill 1: agent after pause of kill-0",
+            "kill 2: shim after nothing of kill-3",
+            "FAILED kubevirt-kills/kills: after kill 2 (9.1s)",
+        ] {
+            assert_eq!(kills.round(line), None);
+        }
+        let round = kills
+            .round("FAILED kubevirt-kills: kills: after kill 2 (9.5s)")
+            .expect("a round");
+        assert_eq!(
+            (round.seed, round.kills, round.outcome.as_str()),
+            (17, Some(2), "failed")
+        );
+        assert!(
+            kills
+                .round("ok kubevirt-kills 1802.0s")
+                .is_some_and(|round| round.outcome == "passed")
+        );
+    }
 }

@@ -7,6 +7,7 @@
 mod deny;
 mod kubevirt;
 mod queue;
+mod rounds;
 mod soak;
 mod stages;
 mod suite;

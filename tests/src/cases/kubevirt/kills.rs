@@ -62,12 +62,13 @@ fn number(variable: &str) -> Option<u64> {
 fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
-    let seed = number("HUSK_SEED").unwrap_or(now) | 1;
+    let seed = number("HUSK_SEED").unwrap_or(now) as u32 | 1;
     let kills = number("HUSK_KILLS").map_or(KILLS, |kills| kills as u32);
     println!("HUSK_SEED={seed} HUSK_KILLS={kills}");
     let namespaces = on_node(NAMESPACES)?;
     prepare(c)?;
-    let result = killing(c, &mut Random(seed), kills).with_context(|| format!("with HUSK_SEED={seed}"));
+    let result =
+        killing(c, &mut Random(seed.into()), kills).with_context(|| format!("with HUSK_SEED={seed}"));
     ctx.part("kills", || result);
     ctx.part("nothing is left", || nothing_is_left(c, &namespaces));
     Ok(())
