@@ -119,6 +119,13 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         let log = std::fs::read_to_string(cri.logs("guest").join("compute.log"))?;
         expect_contains(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
     });
+    containerd.kill()?;
+    containerd.restart_without_path()?;
+    let cri = containerd.cri()?;
+    ctx.part("restart of containerd", || {
+        shell.expect_contains("echo still-$((40 + 2))", &["still-42"])?;
+        stats(&cri, &pod, &id)
+    });
     drop(console);
     ctx.part("stop", || {
         cri.stop(&id, Duration::from_secs(60))?;

@@ -81,7 +81,7 @@ impl<'s> Containerd<'s> {
         };
         containerd.before = containerd.leftovers()?;
         containerd.configure()?;
-        containerd.launch()?;
+        containerd.launch(true)?;
         Ok(containerd)
     }
 
@@ -153,16 +153,17 @@ impl<'s> Containerd<'s> {
         Ok(())
     }
 
-    fn launch(&self) -> Result<()> {
+    /// Starts containerd with the shim's folder in `PATH`, for `ctr`, or without it.
+    fn launch(&self, in_path: bool) -> Result<()> {
         let mut command = Command::new(self.programs.join("containerd"));
-        let path = std::env::var("PATH").unwrap_or_default();
-        let (bin, own) = (self.bin(), self.programs.clone());
+        let others = std::env::var("PATH").unwrap_or_default();
+        let mut path = format!("{}:{others}:/usr/sbin", self.programs.display());
+        if in_path {
+            path = format!("{}:{path}", self.bin().display());
+        }
         command
             .args([OsStr::new("--config"), self.config().as_os_str()])
-            .env(
-                "PATH",
-                format!("{}:{}:{path}:/usr/sbin", bin.display(), own.display()),
-            )
+            .env("PATH", path)
             .env("HUSK_RUNTIME_DIR", self.ctx.runtime_dir())
             .env_remove("NOTIFY_SOCKET")
             .current_dir("/");
@@ -199,7 +200,12 @@ impl<'s> Containerd<'s> {
 
     /// Restarts containerd after [`Containerd::kill`].
     pub fn restart(&self) -> Result<()> {
-        self.launch()
+        self.launch(true)
+    }
+
+    /// As [`Containerd::restart`]; only the handler's `runtime_path` names the shim.
+    pub fn restart_without_path(&self) -> Result<()> {
+        self.launch(false)
     }
 
     /// A client of containerd's Container Runtime Interface.
