@@ -1,4 +1,4 @@
-//! Calls of `kubectl` as the cluster's administrator.
+//! Calls of `kubectl` and `virtctl` as the cluster's administrator.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -13,22 +13,31 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// The client of one cluster.
 #[derive(Debug)]
 pub struct Kubectl {
-    program: PathBuf,
-    kubeconfig: PathBuf,
+    folder: PathBuf,
 }
 
 impl Kubectl {
     /// The client of the cluster in `folder`.
     pub fn new(folder: &Path) -> Self {
         Self {
-            program: folder.join("kubectl"),
-            kubeconfig: folder.join("certificates/admin.kubeconfig"),
+            folder: folder.to_owned(),
         }
     }
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(words).env("KUBECONFIG", &self.kubeconfig);
+    /// A call of `kubectl`.
+    pub fn command(&self, words: &[&str]) -> Command {
+        self.client("kubectl", words)
+    }
+
+    /// A call of `virtctl`.
+    pub fn virtctl(&self, words: &[&str]) -> Command {
+        self.client("virtctl", words)
+    }
+
+    fn client(&self, name: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(self.folder.join(name));
+        let kubeconfig = self.folder.join("certificates/admin.kubeconfig");
+        command.args(words).env("KUBECONFIG", kubeconfig);
         command
     }
 

@@ -18,7 +18,7 @@ use crate::{checkout, upstream};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use daemon::Record;
-use kubectl::Kubectl;
+pub use kubectl::Kubectl;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

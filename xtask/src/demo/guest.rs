@@ -1,27 +1,23 @@
-//! The demonstration's VM: its console, and a shell on it.
+//! The demonstration's VM.
 
+use super::console::Console;
 use super::show::Message;
 use crate::serial::Serial;
 use anyhow::{Context, Result, bail};
-use std::io::Write;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Interval at which the guest's newest line is shown.
 const GLANCE: Duration = Duration::from_millis(250);
 /// Time limit of one step of a boot, in a lab on a busy machine.
 const STEP: Duration = Duration::from_secs(300);
-/// Time limit of the guest's reply to one line of input.
-const ANSWER: Duration = Duration::from_secs(60);
 
 /// A VM in the foreground of `husk run --console`.
 #[derive(Debug)]
 pub struct Guest {
     run: Child,
-    keyboard: ChildStdin,
-    /// Serial output of the guest.
-    pub console: Serial,
+    pub console: Console,
     /// Output of `husk run`.
     pub notes: Serial,
     /// Start of the VM's clock.
@@ -43,11 +39,10 @@ impl Guest {
         let began = Instant::now();
         let mut run = command.spawn().context("cannot start husk")?;
         let keyboard = run.stdin.take().context("no pipe")?;
-        let console = Serial::watch(run.stdout.take().context("no pipe")?);
+        let console = Console::new(keyboard, Serial::watch(run.stdout.take().context("no pipe")?));
         let notes = Serial::watch(run.stderr.take().context("no pipe")?);
         Ok(Self {
             run,
-            keyboard,
             console,
             notes,
             began,
@@ -60,7 +55,7 @@ impl Guest {
         let deadline = Instant::now() + STEP;
         let mut shown = String::new();
         while Instant::now() < deadline {
-            let said = match self.console.poll(words, Instant::now() + GLANCE) {
+            let said = match self.console.output.poll(words, Instant::now() + GLANCE) {
                 Ok(said) => said,
                 // The output of `husk run` contains the reason.
                 Err(error) => return Err(error.context(self.last_notes())),
@@ -68,7 +63,7 @@ impl Guest {
             if let Some((which, when)) = said {
                 return Ok((which, (when - self.began).as_secs_f64()));
             }
-            let line = self.console.last_line();
+            let line = self.console.output.last_line();
             if line != shown {
                 Message::News(line.clone()).tell();
                 shown = line;
@@ -78,43 +73,6 @@ impl Guest {
             "the guest did not say {words:?} within {} s; last: {shown}",
             STEP.as_secs()
         )
-    }
-
-    /// The rest of the current line.
-    pub fn rest_of_line(&mut self) -> Result<String> {
-        self.console.wait_for("\n", Instant::now() + ANSWER)?;
-        let line = self.console.said();
-        Ok(line.trim().to_owned())
-    }
-
-    /// Types a line.
-    pub fn type_line(&mut self, line: &str) -> Result<()> {
-        writeln!(self.keyboard, "{line}").context("the console does not take input")
-    }
-
-    /// Logs in at a login prompt.
-    pub fn log_in(&mut self, user: &str, password: &str) -> Result<()> {
-        // Other output may follow the prompt: request a fresh one.
-        self.type_line("")?;
-        let soon = Instant::now() + ANSWER;
-        self.console.wait_for("login: ", soon)?;
-        self.type_line(user)?;
-        self.console.wait_for("Password: ", soon)?;
-        self.type_line(password)?;
-        self.console.wait_for("$ ", soon)?;
-        // Without echo and prompt, all output is the command's. The terminal's width is set as well.
-        self.type_line("PS1=; PS2=; stty -echo cols 100; export LC_ALL=C.UTF-8; echo rea''dy")?;
-        self.console.wait_for("ready\r\n", soon)?;
-        Ok(())
-    }
-
-    /// Runs a shell command in the guest; returns its output.
-    pub fn run(&mut self, command: &str) -> Result<String> {
-        self.type_line(&format!("echo beg''in; {{ {command}; }} 2>&1; echo en''d"))?;
-        let soon = Instant::now() + ANSWER;
-        self.console.wait_for("begin\r\n", soon)?;
-        self.console.wait_for("end\r\n", soon)?;
-        Ok(self.console.said())
     }
 
     /// Waits until `husk run` has ended.

@@ -64,10 +64,10 @@ pub fn run(plan: &Plan) -> Result<()> {
     moment((running - guest.began).as_secs_f64(), "guest runs", "");
     boots(&mut guest)?;
     Message::Heading(format!("Logged in as {USER} over the serial console")).tell();
-    guest.log_in(USER, password)?;
+    guest.console.log_in(USER, password)?;
     for (shown, command) in LOOKS {
         Message::Command((*shown).to_owned()).tell();
-        for line in guest.run(command)?.lines() {
+        for line in guest.console.run(command)?.lines() {
             Message::Line(line.to_owned()).tell();
         }
     }
@@ -108,7 +108,7 @@ fn boots(guest: &mut Guest) -> Result<()> {
         ("systemd[1]: systemd ", "init", "systemd"),
     ] {
         let (_, seconds) = guest.until(&[words])?;
-        let version = guest.rest_of_line()?;
+        let version = guest.console.rest_of_line()?;
         let version = version.split(' ').next().unwrap_or_default();
         moment(seconds, what, &format!("{program} {version}"));
     }

@@ -1,8 +1,12 @@
-//! `cargo xtask demo`: boots a stock Debian from a KubeVirt manifest, and shows each step until its clean shutdown.
+//! `cargo xtask demo`: boots a stock Debian from a KubeVirt manifest, and shows each step until its clean shutdown; or
+//! the same Debian under KubeVirt's control plane.
 
+mod cluster;
+mod console;
 mod guest;
 mod inside;
 mod show;
+mod timeline;
 
 use crate::binaries::Profile;
 use crate::native::native_kvm;
@@ -11,6 +15,7 @@ use crate::{binaries, checkout, images, lab, self_copy};
 use anyhow::{Context, Result, bail};
 use inside::Plan;
 use show::{Message, Show};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Arguments of `cargo xtask demo`.
@@ -19,6 +24,9 @@ pub struct Args {
     /// The disk image to boot: debian-13-cloud or debian-12-cloud
     #[arg(long, default_value = "debian-13-cloud", value_name = "NAME")]
     image: String,
+    /// Show a VirtualMachine under KubeVirt 1.9's control plane, built from this checkout; needs root
+    #[arg(long, value_name = "CHECKOUT", conflicts_with = "image")]
+    kubevirt: Option<PathBuf>,
     /// Show this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
@@ -34,6 +42,9 @@ const TRIES_IN_THE_LAB: u32 = 3;
 pub fn run(args: Args) -> Result<()> {
     if let Some(plan) = &args.inside {
         return inside::run(&serde_json::from_str(plan)?);
+    }
+    if let Some(source) = &args.kubevirt {
+        return cluster::run(source);
     }
     let began = Instant::now();
     let progress = Progress::new();
