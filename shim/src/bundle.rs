@@ -1,9 +1,7 @@
 //! A container's bundle: the directory with its configuration.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
@@ -40,18 +38,20 @@ pub(crate) fn spec(bundle: &Path) -> Result<Spec, BundleError> {
     read.map_err(|source| BundleError { path, source })
 }
 
-/// Writes the path of the shim's program to the bundle, unless containerd did.
+/// Copies the path of the shim's program from the bundle of the sandbox, unless containerd wrote it.
 ///
-/// containerd 2.0 and newer writes it only for the container that starts a shim. When it is restarted, it looks in `PATH`
-/// for the shims of the other containers, and deletes a container whose shim it does not find there.
-pub(crate) fn record_program(bundle: &Path, program: &Path) -> io::Result<()> {
-    let mut options = File::options();
-    options.write(true).create_new(true).mode(0o600);
-    match options.open(bundle.join(PROGRAM)) {
-        Ok(mut file) => file.write_all(program.as_os_str().as_bytes()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
+/// containerd 2.0 and newer writes it only for the container that starts a shim. When it is restarted, it looks in
+/// `PATH` for the shims of the other containers, and deletes a container whose shim it does not find there.
+pub(crate) fn record_program(bundle: &Path, sandbox: &Path) -> io::Result<()> {
+    let path = bundle.join(PROGRAM);
+    if path.exists() {
+        return Ok(());
     }
+    let program = fs::read(sandbox.join(PROGRAM))?;
+    // containerd deletes a container with an incomplete path.
+    let unfinished = bundle.join(".shim-binary-path");
+    fs::write(&unfinished, program)?;
+    fs::rename(unfinished, path)
 }
 
 /// Returns the pod's sandbox, which groups the pod's containers; none outside of pods.
@@ -66,12 +66,15 @@ mod tests {
 
     #[test]
     fn the_program_is_recorded_once() {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, sandbox) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let recorded = dir.path().join(PROGRAM);
+        record_program(dir.path(), sandbox.path()).unwrap_err();
+        assert!(!recorded.exists());
         for program in ["/opt/husk/1/shim", "/opt/husk/2/shim"] {
-            record_program(dir.path(), Path::new(program)).unwrap();
+            fs::write(sandbox.path().join(PROGRAM), program).unwrap();
+            record_program(dir.path(), sandbox.path()).unwrap();
         }
-        let recorded = std::fs::read_to_string(dir.path().join(PROGRAM)).unwrap();
-        assert_eq!(recorded, "/opt/husk/1/shim");
-        assert!(record_program(&dir.path().join("absent"), Path::new("/shim")).is_err());
+        assert_eq!(fs::read_to_string(&recorded).unwrap(), "/opt/husk/1/shim");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -99,8 +99,9 @@ impl Pod {
             );
             return Err(TaskError::exists(text));
         }
-        let recorded = std::env::current_exe().and_then(|program| bundle::record_program(&bundle, &program));
-        if let Err(error) = recorded {
+        if let Some(sandbox) = self.sandbox()
+            && let Err(error) = bundle::record_program(&bundle, &sandbox.bundle)
+        {
             warn!(%id, %error, "a restart of containerd ends the container if the shim is not in PATH");
         }
         Ok(Container {
