@@ -18,6 +18,7 @@ const VHOST_NET: &str = "/dev/vhost-net";
 /// Length of virtio 1's header before each frame, in bytes. The default of a tap is 10.
 const VNET_HEADER: libc::c_int = 12;
 
+/// Time limit for a tap that is busy.
 const BUSY_LIMIT: Duration = Duration::from_secs(1);
 
 // These take an integer by value.
@@ -43,8 +44,8 @@ pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), Net
 
 /// Opens each queue of an existing tap.
 ///
-/// A child that another thread forks holds copies of earlier descriptors until it executes its program. The tap is busy
-/// for that time, so this function tries for a second.
+/// A child that another thread forks holds copies of earlier descriptors until it executes its program. A tap with one
+/// queue is busy for that time, so this function tries for a second.
 pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
     let deadline = Instant::now() + BUSY_LIMIT;
     let queue = |_| {
