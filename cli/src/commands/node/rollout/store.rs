@@ -23,6 +23,9 @@ const NEW: &str = ".new";
 const JOURNAL: &str = ".change";
 const INSTALLATION: &str = ".installation";
 
+/// Number of races with other commands for the directory after which its creation fails.
+const RACES: u32 = 1000;
+
 /// The directory of the versions, locked.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -35,10 +38,13 @@ impl Store {
     pub(super) fn open(path: &Path) -> Result<Store, Failure> {
         let path = std::path::absolute(path).map_err(at(path))?;
         let lock = path.join(LOCK);
+        let mut lost = 0;
         loop {
             match fs::create_dir_all(&path) {
-                // The other command has removed the directory while this one looked at it.
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && is_absent_or_directory(&path) => {
+                // The other command has removed the directory while this one looked at it. A link to nothing in the
+                // path looks the same, again and again.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && lost < RACES => {
+                    lost += 1;
                     continue;
                 }
                 created => created.map_err(at(&path))?,
@@ -217,16 +223,6 @@ fn same(mut of: File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns true if nothing is at the path, or a directory or a link to one. One look decides, because other commands
-/// create and remove the directory.
-fn is_absent_or_directory(path: &Path) -> bool {
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => path.is_dir(),
-        Ok(found) => found.is_dir(),
-        Err(error) => error.kind() == ErrorKind::NotFound,
-    }
-}
-
 /// Makes renames in a directory last through a power failure.
 fn sync(directory: &Path) -> Result<(), Failure> {
     let open = File::open(directory).map_err(at(directory))?;
@@ -310,8 +306,8 @@ mod tests {
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         File::create(&file).unwrap();
         std::os::unix::fs::symlink(dir.path().join("absent"), &link).unwrap();
-        for path in [&file, &link] {
-            assert!(Store::open(path).is_err(), "{}", path.display());
+        for path in [file, link.clone(), link.join("husk")] {
+            assert!(Store::open(&path).is_err(), "{}", path.display());
         }
     }
 
