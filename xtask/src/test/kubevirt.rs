@@ -56,6 +56,7 @@ fn restart_killed(ended: &mpsc::Receiver<()>) {
 }
 
 fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
+    let commit = rounds::commit()?;
     let mut suite = Command::new(Profile::EndToEnd.folder().join("husk-e2e"))
         .arg("--kubevirt")
         .args(filter)
@@ -66,13 +67,15 @@ fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start husk-e2e")?;
-    let mut kills = Kills::default();
+    let mut kills = Kills::new(commit);
     let stdout = suite.stdout.take().context("no output")?;
     let mut closed = false;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
-        if let Some(round) = kills.round(&line) {
-            rounds::record(KILLS, &round)?;
+        if let Some(round) = kills.round(&line)
+            && let Err(error) = rounds::record(KILLS, &round)
+        {
+            stage.tally.fail(KILLS, &format!("{error:#}"));
         }
         if stage.tally.end_to_end(&line) {
             closed = true;
@@ -93,32 +96,31 @@ const KILLS: &str = "kubevirt-kills";
 /// A round of the case with kills, from the lines that the suite prints.
 #[derive(Debug)]
 struct Kills {
+    commit: String,
     started: Timestamp,
     seed: u32,
     done: u32,
 }
 
-impl Default for Kills {
-    fn default() -> Self {
+impl Kills {
+    fn new(commit: String) -> Self {
         Self {
+            commit,
             started: Timestamp::now(),
             seed: 0,
             done: 0,
         }
     }
-}
 
-impl Kills {
     /// Takes a line; returns the round if the case ends with it.
     fn round(&mut self, line: &str) -> Option<Round> {
-        if let Some(seed) = line.strip_prefix("HUSK_SEED=") {
-            let seed = seed.split_whitespace().next()?.parse().ok()?;
-            *self = Self {
-                seed,
-                ..Self::default()
-            };
+        // The suite indents the output of a case.
+        let printed = line.trim_start();
+        if let Some(seed) = printed.strip_prefix("HUSK_SEED=") {
+            self.seed = seed.split_whitespace().next()?.parse().ok()?;
+            (self.started, self.done) = (Timestamp::now(), 0);
         }
-        if let Some(kill) = line.strip_prefix("kill ") {
+        if let Some(kill) = printed.strip_prefix("kill ") {
             self.done = kill.split(':').next()?.parse().ok()?;
         }
         let (outcome, name) = line.split_once(' ')?;
@@ -132,7 +134,7 @@ impl Kills {
         }
         Some(Round {
             seed: self.seed,
-            commit: rounds::commit().unwrap_or_default(),
+            commit: self.commit.clone(),
             outcome: outcome.to_owned(),
             started: self.started.to_string(),
             seconds: Timestamp::now().duration_since(self.started).as_secs_f64(),
@@ -147,11 +149,11 @@ mod tests {
 
     #[test]
     fn a_round_has_the_seed_and_the_kills() {
-        let mut kills = Kills::default();
+        let mut kills = Kills::new("0123456789ab".to_owned());
         for line in [
-            "HUSK_SEED=17 HUSK_KILLS=40",
-            "kill 1: agent after pause of kill-0",
-            "kill 2: shim after nothing of kill-3",
+            "    HUSK_SEED=17 HUSK_KILLS=40",
+            "    kill 1: agent after pause of kill-0",
+            "    kill 2: shim after nothing of kill-3",
             "FAILED kubevirt-kills/kills: after kill 2 (9.1s)",
         ] {
             assert_eq!(kills.round(line), None);

@@ -18,7 +18,7 @@ pub struct Round {
     /// Start time, as in RFC 3339.
     pub started: String,
     pub seconds: f64,
-    /// Number of killed processes, for a case that kills them.
+    /// Number of kills, for a case that kills processes. A process may have ended before its kill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kills: Option<u32>,
 }

@@ -47,6 +47,11 @@ const NAMESPACES: &str = "ls /run/netns | wc -l";
 struct Random(u64);
 
 impl Random {
+    /// The state is never 0, with which all numbers would be 0.
+    fn new(seed: u32) -> Self {
+        Self(u64::from(seed) << 1 | 1)
+    }
+
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -55,20 +60,24 @@ impl Random {
     }
 }
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
+/// Value of an environment variable, if it is set.
+fn number(variable: &str) -> Result<Option<u32>> {
+    let Ok(value) = std::env::var(variable) else {
+        return Ok(None);
+    };
+    let number = value.parse();
+    number.map(Some).with_context(|| format!("{variable}={value}"))
 }
 
 fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
-    let seed = number("HUSK_SEED").unwrap_or(now) as u32 | 1;
-    let kills = number("HUSK_KILLS").map_or(KILLS, |kills| kills as u32);
+    let seed = number("HUSK_SEED")?.unwrap_or(now as u32);
+    let kills = number("HUSK_KILLS")?.unwrap_or(KILLS);
     println!("HUSK_SEED={seed} HUSK_KILLS={kills}");
     let namespaces = on_node(NAMESPACES)?;
     prepare(c)?;
-    let result =
-        killing(c, &mut Random(seed.into()), kills).with_context(|| format!("with HUSK_SEED={seed}"));
+    let result = killing(c, &mut Random::new(seed), kills).with_context(|| format!("with HUSK_SEED={seed}"));
     ctx.part("kills", || result);
     ctx.part("nothing is left", || nothing_is_left(c, &namespaces));
     Ok(())
