@@ -34,7 +34,8 @@ impl Kubectl {
         self.client("virtctl", words)
     }
 
-    fn client(&self, name: &str, words: &[&str]) -> Command {
+    /// A call of the client `name`, with the administrator's account.
+    pub(super) fn client(&self, name: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.folder.join(name));
         let kubeconfig = self.folder.join("certificates/admin.kubeconfig");
         command.args(words).env("KUBECONFIG", kubeconfig);

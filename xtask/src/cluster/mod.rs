@@ -21,7 +21,7 @@ use daemon::Record;
 pub use kubectl::Kubectl;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 const TOOLS: &[Tool] = &[
     Tool {
@@ -229,10 +229,8 @@ fn client(folder: &Path, name: &str, arguments: &[String]) -> ExitCode {
         eprintln!("error: there is no cluster: start one by cargo xtask cluster up --kubevirt CHECKOUT");
         return ExitCode::FAILURE;
     }
-    let error = Command::new(&program)
-        .args(arguments)
-        .env("KUBECONFIG", folder.join("certificates/admin.kubeconfig"))
-        .exec();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let error = Kubectl::new(folder).client(name, &words).exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
 }
@@ -241,6 +239,11 @@ fn client(folder: &Path, name: &str, arguments: &[String]) -> ExitCode {
 pub fn exists() -> bool {
     let record = Record::read(&checkout::target().join("cluster"));
     record.daemons.iter().any(|daemon| daemon.process.alive())
+}
+
+/// True if the cluster's start was finished and all its processes run.
+pub fn runs() -> bool {
+    Record::read(&checkout::target().join("cluster")).runs()
 }
 
 /// Starts processes of this machine again that have ended, as the kubelet would if they were pods.
@@ -272,7 +275,7 @@ fn end(record: &Record) -> Result<()> {
 }
 
 /// Fails, with the command line to run, if this is not root: a bridge and taps need it.
-fn need_root(words: &str) -> Result<()> {
+pub fn need_root(words: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("a cluster needs root: run {}", checkout::as_root(words));
     }

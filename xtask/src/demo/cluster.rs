@@ -7,21 +7,21 @@ use crate::cluster::{self, Kubectl};
 use crate::progress::Progress;
 use crate::serial::Serial;
 use crate::{checkout, images, lab, shell};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Names of the VM and of the pod from which it is reached, as in their manifests.
-const VM: &str = "demo";
-const POD: &str = "demo-client";
+const VM: &str = "husk-demo";
+const POD: &str = "husk-demo-client";
 const USER: &str = "debian";
 const PASSWORD: &str = "husk";
 const IMAGE: &str = "debian-13-cloud";
 /// Claims of the root disk and of the disk that is plugged.
-const ROOT: &str = "demo-root";
-const DATA: &str = "demo-data";
+const ROOT: &str = "husk-demo-root";
+const DATA: &str = "husk-demo-data";
 /// Folder of the claims' files on the node.
 const FILES: &str = "/var/tmp/husk-demo";
 
@@ -31,42 +31,44 @@ const BOOT: Duration = Duration::from_secs(400);
 /// Interval at which the guest's newest line is shown.
 const GLANCE: Duration = Duration::from_millis(250);
 
-/// Starts a cluster with KubeVirt from the checkout `source`, unless it runs, and shows the life of a VM. A cluster that
-/// this function started ends with it.
+/// Starts a cluster with KubeVirt from the checkout `source`, unless one runs, and shows the life of a VM. A cluster
+/// that this function started ends with it.
 pub fn run(source: &Path) -> Result<()> {
     let progress = Progress::new();
     let mut show = Show::new();
     show.title("A Debian VM under KubeVirt's own control plane, on a node with Husk");
+    cluster::need_root(&format!("demo --kubevirt {}", source.display()))?;
     images::ensure(&progress, &[IMAGE])?;
     let started = !cluster::exists();
-    let result = cluster::up(source, 1, true).and_then(|()| {
-        let mut story = Story {
-            kubectl: Kubectl::new(&cluster::folder()?),
-            progress: &progress,
-            show: &mut show,
-        };
-        story.remove();
-        let told = story.tell();
-        story.remove();
-        told
-    });
     if started {
-        let ended = cluster::down();
-        result.and(ended)
+        cluster::up(source, 1, true)?;
+    } else if !cluster::runs() {
+        bail!("the cluster is incomplete: end it by cargo xtask cluster down");
+    }
+    let mut demonstration = Demonstration {
+        kubectl: Kubectl::new(&cluster::folder()?),
+        progress: &progress,
+        show: &mut show,
+    };
+    demonstration.remove();
+    let result = demonstration.run();
+    if started {
+        result.and(cluster::down())
     } else {
+        demonstration.remove();
         result
     }
 }
 
 #[derive(Debug)]
-struct Story<'a> {
+struct Demonstration<'a> {
     kubectl: Kubectl,
     progress: &'a Progress,
     show: &'a mut Show,
 }
 
-impl Story<'_> {
-    fn tell(&mut self) -> Result<()> {
+impl Demonstration<'_> {
+    fn run(&mut self) -> Result<()> {
         self.storage()?;
         let folder = checkout::root().join("tests/manifests");
         let manifest = |name: &str| folder.join(name).display().to_string();
@@ -75,7 +77,7 @@ impl Story<'_> {
 
         self.heading("A VirtualMachine with its disk on a claim");
         let mut timeline = Timeline::watch(&self.kubectl, VM, "")?;
-        timeline.begin();
+        timeline.start();
         self.shown("kubectl", &["apply", "-f", &manifest("demo-cluster-vm.yaml")])?;
         let mut vm = self.boots(&mut timeline)?;
         let up = timeline.seconds(Instant::now());
@@ -93,7 +95,9 @@ impl Story<'_> {
         self.shown("virtctl", &["expose", "vm", VM, "--name", VM, "--port", "22"])?;
         let service = self.field("service", VM, ".spec.clusterIP")?;
         // The SSH server greets first. The rules of the Service may come later than the Service.
-        let greet = format!("until nc -w 5 {service} 22 </dev/null | head -n 1 | grep SSH; do sleep 1; done");
+        let greet = format!(
+            "for i in $(seq 60); do nc -w 5 {service} 22 </dev/null | grep SSH && exit; sleep 1; done; exit 1"
+        );
         self.shown("kubectl", &["exec", POD, "--", "sh", "-c", &greet])?;
 
         self.heading("A disk is plugged");
@@ -112,7 +116,7 @@ impl Story<'_> {
         self.heading("A restart");
         let earlier = self.field("vmi", VM, ".metadata.uid")?;
         let mut timeline = Timeline::watch(&self.kubectl, VM, &earlier)?;
-        timeline.begin();
+        timeline.start();
         self.shown("virtctl", &["restart", VM])?;
         let mut vm = self.boots(&mut timeline)?;
         drop(timeline);
@@ -120,7 +124,7 @@ impl Story<'_> {
         drop(vm);
 
         self.heading("Deletion");
-        self.shown("kubectl", &["delete", "vm", VM])?;
+        self.shown("kubectl", &["delete", "vm", VM, "--timeout=180s"])?;
         self.until_none(&format!("app={VM}"))?;
 
         self.heading("From kubectl apply to the login prompt");

@@ -79,7 +79,7 @@ pub struct Timeline {
     began: Instant,
     /// UID of an earlier VMI, whose changes do not count.
     earlier: String,
-    /// Seconds from the begin of each step that was reached; in the order of [`STEPS`].
+    /// Seconds from the start to each step that was reached; in the order of [`STEPS`].
     reached: Vec<f64>,
 }
 
@@ -116,17 +116,17 @@ impl Timeline {
         })
     }
 
-    /// Sets the begin.
-    pub fn begin(&mut self) {
+    /// Sets the start to now.
+    pub fn start(&mut self) {
         self.began = Instant::now();
     }
 
-    /// Seconds since the begin.
+    /// Seconds since the start.
     pub fn seconds(&self, when: Instant) -> f64 {
         when.saturating_duration_since(self.began).as_secs_f64()
     }
 
-    /// Waits until the VMI runs; calls `show` with the seconds and the text of each step.
+    /// Waits until the VMI runs; calls `show` with the seconds since the start and the text of each step.
     ///
     /// # Errors
     /// If that takes longer than `limit`.
