@@ -169,4 +169,5 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
     kubevirt::kills::CASE,
+    kubevirt::node::CASE,
 ];

@@ -6,6 +6,7 @@ use crate::images::containers;
 use crate::progress::Progress;
 use crate::{checkout, lab};
 use anyhow::{Context, Result, ensure};
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,9 @@ pub const PAUSE: &str = "localhost/husk/pause:1";
 const GUEST: &str = "localhost/husk/guest:6.12";
 /// A containerDisk with the same guest.
 const DISK: &str = "localhost/husk/disk:6.12";
+
+/// The agent's image with a shim that has another hash. Nodes do not import it at their start.
+const NEXT: &str = "localhost/husk/agent:next";
 
 /// The content of an image.
 struct Recipe<'a> {
@@ -83,6 +87,13 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
     ];
     let agent = to.join("agent.tar");
     containers::pack(&stripped, containers::AGENT, &agent)?;
+    // A node that has this one is upgraded to it by a test.
+    let shim = stripped.join("containerd-shim-husk-v2");
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(shim)?
+        .write_all(b"\n")?;
+    containers::pack(&stripped, NEXT, &to.join("agent-next.tar"))?;
     let mut archives = vec![agent];
     for recipe in recipes {
         let tree = tempfile::tempdir_in(&to)?;

@@ -8,4 +8,5 @@ pub mod hotplug;
 pub mod kills;
 pub mod life;
 pub mod network;
+pub mod node;
 pub mod sets;

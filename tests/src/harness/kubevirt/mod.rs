@@ -223,6 +223,11 @@ impl<'s> KubeVirt<'s> {
 
     /// Runs a shell command on the node, by a privileged pod that stays for the next command.
     pub fn on_node(&self, command: &str) -> Result<String> {
+        self.on_node_within(command, CALL)
+    }
+
+    /// As [`KubeVirt::on_node`], for a command that may take up to `limit`.
+    pub fn on_node_within(&self, command: &str, limit: Duration) -> Result<String> {
         if self.field("pod", "node-shell", ".metadata.name")?.is_empty() {
             self.apply(&[objects::node_shell()])?;
             self.until("pod", "node-shell", ".status.phase", "Running")?;
@@ -238,7 +243,7 @@ impl<'s> KubeVirt<'s> {
             "-c",
             command,
         ];
-        self.kubectl(&chroot)?.ok()
+        self.ctx.finish(self.client("kubectl", &chroot), limit)?.ok()
     }
 }
 
