@@ -370,8 +370,8 @@ impl NodeActor {
         }
     }
 
-    /// Returns when a plugin is registered or no longer is, when the VMIs that are not Husk's change, or when the removal
-    /// of the shim ends.
+    /// Returns when a plugin is registered or no longer is, when the VMIs that are not Husk's change, or when the
+    /// removal of the shim ends.
     async fn changed(&mut self) {
         let changes = self.plugins.iter_mut().map(|(_, registered)| {
             Box::pin(async move {

@@ -296,7 +296,7 @@ fn private_dirs(path: &Path) -> Result<(), StateError> {
         .map_err(StateError::io(path))
 }
 
-/// Returns true if a removed file or directory is gone. A directory with files stays.
+/// Result of a removal: false for a directory that stays, because it has files.
 fn removed(result: io::Result<()>, path: &Path) -> Result<bool, StateError> {
     match result {
         Ok(()) => Ok(true),
