@@ -144,8 +144,12 @@ fn leave(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["stop", OLD])?.ok()?;
     c.until("vm", OLD, ".status.printableStatus", "Stopped")?;
     c.until_true("the shim is not removed", || {
-        let left = c.on_node("ls -d /opt/husk 2>/dev/null || true")?;
-        Ok(if left.is_empty() { Ok(()) } else { Err(left) })
+        // The removal restarts containerd, which `kubectl exec` needs.
+        let left = c.on_node("ls -d /opt/husk 2>/dev/null || true");
+        Ok(match left.as_deref() {
+            Ok("") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
     })?;
     c.until_events(&node, &["Husk's shim is removed from the node"])?;
     let left = c.on_node("grep -n /opt/husk /etc/containerd/config.toml || true")?;
