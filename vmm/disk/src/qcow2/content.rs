@@ -226,7 +226,18 @@ impl ImageContent {
         let end = offset + len;
         while offset < end {
             let (mapping, len) = access.get_mapping(offset, end - offset)?;
+            let mut stop = offset + len.max(1);
+            let cluster = stop & !(self.cluster - 1);
+            // The base ends within a cluster, or has smaller clusters.
+            let mixed = stop < end && cluster <= offset;
+            if mixed {
+                stop = (cluster + self.cluster).min(end);
+            } else if stop < end {
+                stop = cluster;
+            }
+            let len = stop - offset;
             let host = match mapping {
+                _ if mixed => Some(None),
                 Mapping::Zero { .. } => None,
                 // A cluster of this image that nothing else uses.
                 Mapping::Raw {
@@ -246,7 +257,7 @@ impl ImageContent {
                     self.punch(offset, host, len);
                 }
             }
-            offset += len.max(1);
+            offset = stop;
         }
         Ok(())
     }

@@ -205,6 +205,34 @@ fn discarded_clusters_free_storage() {
 }
 
 #[test]
+fn a_cluster_that_the_base_fills_in_part_is_discarded_whole() {
+    // (kind and size of the base, cluster, first and last byte)
+    for (kind, base_size, cluster, range) in [
+        (1, (2 << 20) + 512, CLUSTER, (1 << 20)..(2 << 20) + CLUSTER as u64),
+        (2, 4 << 20, 2 << 20, 0..2 << 20),
+        (2, 4 << 20, 2 << 20, (1 << 20)..4 << 20),
+    ] {
+        let size = 8 << 20;
+        let file = image(size, cluster);
+        let (base, content) = base(kind, base_size).unwrap();
+        let mut model = vec![0; size as usize];
+        model[..content.len()].copy_from_slice(&content);
+        let disk = open(&file, Some(&base));
+        let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
+        let id = engine.attach(&disk).unwrap();
+        let discard = Op {
+            kind: 2,
+            sector: range.start / SECTOR,
+            sectors: (range.end - range.start) / SECTOR,
+            step: 512,
+            fill: 1,
+        };
+        batch(&mut engine, id, &[discard], &mut model, cluster);
+        assert!(all(&disk) == model, "{range:?} of clusters of {cluster} bytes");
+    }
+}
+
+#[test]
 fn a_buffer_may_appear_twice_in_a_request() {
     let file = image(1 << 20, CLUSTER);
     let disk = open(&file, None);
