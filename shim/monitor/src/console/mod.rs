@@ -4,28 +4,30 @@
 //! at most one session, and to at most one mirror: the standard streams of a container. A session or mirror that is too
 //! slow misses output and is told how much. A guest that does not read blocks only their input.
 
+mod listener;
 mod log;
 mod scrollback;
 
 use std::path::PathBuf;
 
 use husk_proto::shim::v1::ConsoleOutput;
-use husk_proto::shim::v1::console_output::{Ended, Output};
+use husk_proto::shim::v1::console_output::Ended;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tracing::debug;
 
+use listener::{Listener, room};
 use log::Log;
 use scrollback::Scrollback;
 
 /// Bytes read from the guest at a time.
 const CHUNK: usize = 4096;
-/// Maximum chunks a session may lag behind. Further output is skipped.
-const SESSION_CHUNKS: usize = 64;
+/// Maximum bytes a session may lag behind. Further output is skipped.
+const SESSION_BYTES: usize = 256 << 10;
 /// The same for a mirror, which is a container's log.
-const MIRROR_CHUNKS: usize = 512;
+const MIRROR_BYTES: usize = 2 << 20;
 /// Maximum bytes that wait for the guest to read them. Further input waits in the session.
 const INPUT_BYTES: usize = 64 << 10;
 
@@ -109,17 +111,16 @@ impl Console {
 
     /// Opens a session. The session open before ends.
     pub async fn attach(&self) -> Result<Session, VmEnded> {
-        self.listen(SESSION_CHUNKS, false).await
+        self.listen(false).await
     }
 
     /// Opens the mirror, which is independent of sessions. The mirror open before ends.
     pub async fn mirror(&self) -> Result<Session, VmEnded> {
-        self.listen(MIRROR_CHUNKS, true).await
+        self.listen(true).await
     }
 
-    async fn listen(&self, chunks: usize, as_mirror: bool) -> Result<Session, VmEnded> {
-        // One slot is reserved for the last message, one for the scrollback, one for the count of skipped bytes.
-        let (output, receiver) = mpsc::channel(chunks + 3);
+    async fn listen(&self, as_mirror: bool) -> Result<Session, VmEnded> {
+        let (output, receiver) = listener::channel();
         let (id, answer) = tokio::sync::oneshot::channel();
         self.attach
             .send(Attach {
@@ -173,6 +174,8 @@ impl Actor {
                     Ok(length @ 1..) => drop(self.pending.drain(..length)),
                     _ => self.pending.clear(),
                 },
+                here = room(self.session.as_ref()) => catch_up(&mut self.session, here),
+                here = room(self.mirror.as_ref()) => catch_up(&mut self.mirror, here),
             }
         }
     }
@@ -197,11 +200,11 @@ impl Actor {
 
     fn attached(&mut self, attach: Attach) {
         self.sessions += 1;
-        let mut listener = Listener {
-            id: self.sessions,
-            output: attach.output,
-            skipped: 0,
+        let limit = match attach.as_mirror {
+            true => MIRROR_BYTES,
+            false => SESSION_BYTES,
         };
+        let mut listener = Listener::new(self.sessions, attach.output, limit);
         if attach.id.send(self.sessions).is_err() {
             return;
         }
@@ -231,47 +234,19 @@ impl Actor {
     }
 }
 
+/// Sends a part of what waits for a listener, unless its reader is gone.
+fn catch_up(place: &mut Option<Listener>, here: bool) {
+    match place {
+        Some(listener) if here => listener.catch_up(),
+        _ => *place = None,
+    }
+}
+
 /// Reads the next bytes. Returns `None` when the other end has closed, and never completes after that.
 async fn read(guest: &mut Option<OwnedReadHalf>, chunk: &mut [u8]) -> Option<usize> {
     match guest {
         Some(guest) => guest.read(chunk).await.ok().filter(|length| *length > 0),
         None => std::future::pending().await,
-    }
-}
-
-/// The actor's end of a session.
-#[derive(Debug)]
-struct Listener {
-    id: u64,
-    output: mpsc::Sender<ConsoleOutput>,
-    skipped: u64,
-}
-
-impl Listener {
-    /// Sends output. Returns false if the session is gone.
-    fn send(&mut self, data: &[u8]) -> bool {
-        // This is the only sender, so free slots stay free: one for the count, one for the data, one for the end.
-        if self.output.capacity() < 3 {
-            self.skipped = self.skipped.saturating_add(data.len() as u64);
-            return !self.output.is_closed();
-        }
-        if self.skipped > 0 {
-            let skipped = std::mem::take(&mut self.skipped);
-            let _ = self.output.try_send(ConsoleOutput {
-                output: Some(Output::SkippedBytes(skipped)),
-            });
-        }
-        self.output
-            .try_send(ConsoleOutput {
-                output: Some(Output::Data(data.to_vec())),
-            })
-            .is_ok()
-    }
-
-    fn end(self, why: Ended) {
-        let _ = self.output.try_send(ConsoleOutput {
-            output: Some(Output::Ended(why.into())),
-        });
     }
 }
 
