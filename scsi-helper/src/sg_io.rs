@@ -112,10 +112,9 @@ pub fn execute(
         duration: 0,
         info: 0,
     };
-    // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`,
-    // `sense` and the data, to which it points with their lengths and which the kernel no longer uses when it returns.
-    // The kernel writes only to `sense`, which is ours, and to the data of `DataBuffer::In`, which is borrowed
-    // exclusively.
+    // SAFETY: `header` is a `struct sg_io_hdr`. It points to `cdb`, `sense` and the data, with their lengths; all live
+    // through the call, after which the kernel no longer uses them. The kernel writes only to `sense` and to the data
+    // of `DataBuffer::In`, and both are borrowed exclusively.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SG_IO, &raw mut header) };
     if status != 0 {
         return Err(io::Error::last_os_error());
