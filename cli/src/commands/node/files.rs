@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{self as unix, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{self, Failure};
@@ -59,6 +60,18 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         read => Ok(Some(read.map_err(at(path))?)),
     }
+}
+
+/// Content of a JSON file; none if the file does not exist. The error of a file that is not as expected ends with the way
+/// out.
+pub(super) fn json<T: DeserializeOwned>(path: &Path, way_out: &str) -> Result<Option<T>, Failure> {
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| {
+        let why = failure::chain(&error);
+        Failure::Runtime(format!("{}: {why}: {way_out}", path.display()))
+    })
 }
 
 /// Copies a program. It may be running.

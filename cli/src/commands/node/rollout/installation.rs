@@ -41,16 +41,7 @@ impl Installation {
 
     /// Reads the record of the installation; none if there is no such file.
     pub(super) fn read(path: &Path) -> Result<Option<Installation>, Failure> {
-        let Some(text) = files::text(path)? else {
-            return Ok(None);
-        };
-        serde_json::from_str(&text).map(Some).map_err(|error| {
-            let why = crate::failure::chain(&error);
-            Failure::Runtime(format!(
-                "{}: {why}: remove this file, and name containerd's socket by --socket",
-                path.display()
-            ))
-        })
+        files::json(path, "remove this file, and name containerd's socket by --socket")
     }
 
     /// Records it.

@@ -65,16 +65,10 @@ pub(super) struct Journal {
 impl Journal {
     /// The journal that an interrupted command has left.
     pub(super) fn read(path: &Path) -> Result<Option<Journal>, Failure> {
-        let Some(text) = files::text(path)? else {
-            return Ok(None);
-        };
-        serde_json::from_str(&text).map(Some).map_err(|error| {
-            let why = crate::failure::chain(&error);
-            Failure::Runtime(format!(
-                "{}: {why}: check containerd's configuration, restart containerd, and remove this file",
-                path.display()
-            ))
-        })
+        files::json(
+            path,
+            "check containerd's configuration, restart containerd, and remove this file",
+        )
     }
 
     /// Writes the journal. Texts of configurations may have passwords.
