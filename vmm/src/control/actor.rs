@@ -16,7 +16,7 @@ use tonic::Status;
 use super::config::{self, VmParts};
 use super::console::Console;
 use super::service::{Reply, VmmCommand, VmmHandle};
-use super::{disks, nics};
+use super::{discs, disks, nics};
 use crate::boot::{BootError, KernelSource, LoadedKernel};
 use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
 use crate::vcpu::VcpuEvent;
@@ -275,6 +275,17 @@ impl VmmActor {
                     let (blk, scsi) = (machine.disk(&id).cloned(), machine.scsi().clone());
                     answer(reply, disks::resize(blk, scsi, id));
                 }
+                Err(status) => drop(reply.send(Err(status))),
+            },
+            VmmCommand::InsertDisc(disc, reply) => match self.machine() {
+                Ok(machine) => answer(
+                    reply,
+                    discs::insert(self.fds.clone(), machine.scsi().clone(), *disc),
+                ),
+                Err(status) => drop(reply.send(Err(status))),
+            },
+            VmmCommand::EjectDisc(id, reply) => match self.machine() {
+                Ok(machine) => answer(reply, discs::eject(machine.scsi().clone(), id)),
                 Err(status) => drop(reply.send(Err(status))),
             },
         }

@@ -4,6 +4,7 @@ mod actor;
 mod config;
 mod connection;
 mod console;
+mod discs;
 mod disks;
 mod fields;
 mod nics;

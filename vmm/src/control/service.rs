@@ -51,6 +51,10 @@ pub enum VmmCommand {
     SetLink { id: String, up: bool, reply: Reply<()> },
     /// Updates the size of the disk with this id from its file. Returns the size in bytes.
     ResizeDisk(String, Reply<u64>),
+    /// Inserts a disc into the drive that it names. Returns its size in bytes.
+    InsertDisc(Box<pb::Disk>, Reply<u64>),
+    /// Ejects the disc of the drive with this id.
+    EjectDisc(String, Reply<()>),
 }
 
 /// Handle of the control actor.
@@ -169,6 +173,27 @@ impl Vmm for VmmHandle {
             .await?
             .into_inner();
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
+    }
+
+    async fn insert_disc(
+        &self,
+        request: Request<pb::InsertDiscRequest>,
+    ) -> Result<Response<pb::InsertDiscResponse>, Status> {
+        let disc = request.into_inner().disc.ok_or_else(|| missing("disc"))?;
+        let bytes = self
+            .ask(|reply| VmmCommand::InsertDisc(Box::new(disc), reply))
+            .await?
+            .into_inner();
+        Ok(Response::new(pb::InsertDiscResponse { bytes }))
+    }
+
+    async fn eject_disc(
+        &self,
+        request: Request<pb::EjectDiscRequest>,
+    ) -> Result<Response<pb::EjectDiscResponse>, Status> {
+        let id = request.into_inner().id;
+        self.ask(|reply| VmmCommand::EjectDisc(id, reply)).await?;
+        Ok(Response::new(pb::EjectDiscResponse {}))
     }
 
     async fn add_nic(

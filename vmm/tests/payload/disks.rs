@@ -77,6 +77,22 @@ impl Rig {
         removed.await.map(|answer| answer.into_inner().flush_error)
     }
 
+    /// Returns the size of the disc in bytes.
+    async fn insert(&mut self, drive: &str, image: &File) -> Result<u64, Status> {
+        let disc = Some(pb::Disk {
+            id: drive.into(),
+            file: Some(self.send(image).await),
+            ..Default::default()
+        });
+        let inserted = self.client.insert_disc(pb::InsertDiscRequest { disc });
+        inserted.await.map(|answer| answer.into_inner().bytes)
+    }
+
+    async fn eject(&mut self, drive: &str) -> Result<(), Status> {
+        let ejected = self.client.eject_disc(pb::EjectDiscRequest { id: drive.into() });
+        ejected.await.map(drop)
+    }
+
     async fn resize(&mut self, id: &str) -> Result<u64, Status> {
         let resized = self.client.resize_disk(pb::ResizeDiskRequest { id: id.into() });
         resized.await.map(|answer| answer.into_inner().bytes)
@@ -206,6 +222,47 @@ async fn disks_of_every_kind_exist_at_start_and_after_a_reset() {
     root.set_len(4 * MIB).unwrap();
     assert_eq!(rig.resize("root").await.unwrap(), 4 * MIB);
     assert_eq!(code(rig.remove("root").await), Code::NotFound);
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn discs_come_and_go() {
+    let mut rig = Rig::start().await;
+    let mut config = rig.config(&elf(&[print("up"), halt()].concat(), false)).await;
+    let data = image(1);
+    let drive = pb::ScsiDisk {
+        disk: Some(pb::Disk {
+            id: "drive".into(),
+            ..Default::default()
+        }),
+        lun: Some(1),
+        r#type: Type::Cdrom.into(),
+        ..Default::default()
+    };
+    config.scsi_disks = vec![rig.scsi_disk("data", 0, &data).await, drive];
+    rig.create(config).await.unwrap();
+    rig.boot().await.unwrap();
+    assert_eq!(rig.read_console(2).await, "up");
+    let before = rig.open_images();
+    for mib in [2, 3] {
+        let disc = image(mib);
+        assert_eq!(rig.insert("drive", &disc).await.unwrap(), mib * MIB);
+        assert_eq!(rig.disks().await, [row("data", 0, 1), row("drive", 1, mib)]);
+        assert_eq!(code(rig.insert("drive", &disc).await), Code::AlreadyExists);
+        assert_eq!(rig.open_images(), before.map(|count| count + 1));
+        rig.eject("drive").await.unwrap();
+        rig.eject("drive").await.unwrap();
+        assert_eq!(rig.disks().await, [row("data", 0, 1), row("drive", 1, 0)]);
+        assert_eq!(rig.open_images(), before);
+    }
+    assert_eq!(code(rig.insert("data", &data).await), Code::InvalidArgument);
+    assert_eq!(code(rig.eject("data").await), Code::InvalidArgument);
+    assert_eq!(code(rig.insert("no", &data).await), Code::NotFound);
+    let short = tempfile::tempfile().unwrap();
+    short.set_len(512).unwrap();
+    assert_eq!(code(rig.insert("drive", &short).await), Code::InvalidArgument);
+    assert_eq!(rig.open_images(), before);
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
 }

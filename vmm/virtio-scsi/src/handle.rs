@@ -46,6 +46,9 @@ pub enum ScsiError {
     /// It is no CD-ROM drive.
     #[error("disk {0:?} is not a CD-ROM drive")]
     NotADrive(String),
+    /// A disc is in the drive.
+    #[error("the drive {0:?} has a disc")]
+    Loaded(String),
     /// PREVENT ALLOW MEDIUM REMOVAL is in force.
     #[error("the guest prevents removal of the medium of {0:?}")]
     Prevented(String),
@@ -102,7 +105,7 @@ pub(crate) enum ControllerMessage {
     Remove(String, ReplySender<Result<RemovedUnit, ScsiError>>),
     Find(String, ReplySender<Result<Disk, ScsiError>>),
     Resized(String, ReplySender<Result<u64, ScsiError>>),
-    Insert(String, Disk, ReplySender<Result<(), ScsiError>>),
+    Insert(String, Disk, ReplySender<Result<u64, ScsiError>>),
     Eject(String, bool, ReplySender<Result<Option<Disk>, ScsiError>>),
     List(ReplySender<Result<Vec<UnitInfo>, ScsiError>>),
 }
@@ -207,13 +210,14 @@ impl ScsiHandle {
             .wait()
     }
 
-    /// Inserts a disc into a drive, replacing any other.
-    pub fn insert(&self, id: &str, disc: Disk) -> ReplyFuture<()> {
+    /// Inserts a disc into an empty drive and closes its tray. Returns the size that the guest can read, in bytes.
+    pub fn insert(&self, id: &str, disc: Disk) -> ReplyFuture<u64> {
         self.ask(|reply| ControllerMessage::Insert(id.to_owned(), disc, reply))
     }
 
-    /// Opens a drive's tray and returns the disc, if there is one. If the guest prevents the removal and `force` is not
-    /// set, fails with [`ScsiError::Prevented`] and sends the guest an eject request; retry later.
+    /// Opens a drive's tray and returns the disc, if there is one, after its last read. If the guest prevents the
+    /// removal and `force` is not set, fails with [`ScsiError::Prevented`] and sends the guest an eject request; retry
+    /// later.
     pub fn eject(&self, id: &str, force: bool) -> ReplyFuture<Option<Disk>> {
         self.ask(|reply| ControllerMessage::Eject(id.to_owned(), force, reply))
     }

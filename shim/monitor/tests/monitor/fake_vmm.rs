@@ -84,6 +84,8 @@ struct Guest {
     /// Sizes of the SCSI disks.
     luns: HashMap<String, u32>,
     nics: HashMap<String, FakeNic>,
+    /// Eject requests that the guest got.
+    eject_requests: u32,
 }
 
 struct Fake {
@@ -211,7 +213,9 @@ impl Vmm for Fake {
         }
         let scsi = config.scsi_disks.iter().filter_map(|scsi| scsi.disk.as_ref());
         for disk in config.disks.iter().chain(scsi) {
-            let file = self.take(disk.file.as_ref().unwrap()).await?;
+            // An empty CD-ROM drive has none.
+            let Some(file) = &disk.file else { continue };
+            let file = self.take(file).await?;
             if let Some(base) = &disk.base {
                 let base = self.take(base).await?;
                 if has(&config.name, "picky") {
@@ -400,6 +404,36 @@ impl Vmm for Fake {
         let bytes = self.guest.lock().unwrap().disks[&id].metadata()?.len();
         self.say(&format!("{id} has {bytes} bytes now\n"));
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
+    }
+
+    async fn insert_disc(
+        &self,
+        request: Request<pb::InsertDiscRequest>,
+    ) -> Result<Response<pb::InsertDiscResponse>, Status> {
+        let disc = request.into_inner().disc.unwrap();
+        let file = self.take(disc.file.as_ref().unwrap()).await?;
+        assert!(disc.read_only && self.guest.lock().unwrap().luns.contains_key(&disc.id));
+        if self.guest.lock().unwrap().disks.contains_key(&disc.id) {
+            return Err(Status::already_exists("the drive has a disc"));
+        }
+        let bytes = self.keep(&disc.id, file)?;
+        self.say(&format!("inserted {} of {bytes} bytes\n", disc.id));
+        Ok(Response::new(pb::InsertDiscResponse { bytes }))
+    }
+
+    async fn eject_disc(
+        &self,
+        request: Request<pb::EjectDiscRequest>,
+    ) -> Result<Response<pb::EjectDiscResponse>, Status> {
+        let id = request.into_inner().id;
+        let (name, mut guest) = (self.name(), self.guest.lock().unwrap());
+        guest.eject_requests += 1;
+        // A guest unlocks its tray after some requests, or never.
+        if has(&name, "never-unlocks") || has(&name, "late-unlocks") && guest.eject_requests < 3 {
+            return Err(Status::failed_precondition("the guest has locked the tray"));
+        }
+        guest.disks.remove(&id);
+        Ok(Response::new(pb::EjectDiscResponse {}))
     }
 
     async fn add_nic(

@@ -14,7 +14,7 @@ use husk_virtio_scsi::{Medium, NewUnit, ScsiError, ScsiHandle, UnitAddress, Unit
 use tonic::Status;
 
 use super::fields::{claim, invalid, missing};
-use super::passthrough;
+use super::{discs, passthrough};
 
 fn options(disk: &pb::Disk) -> DiskOptions {
     let size = disk.block_size.as_ref().and_then(|size| size.size.as_ref());
@@ -109,16 +109,10 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
     let lun = u16::try_from(lun).ok().and_then(Lun::new);
     let lun = lun.ok_or_else(|| out_of_range("lun"))?;
     let medium = match scsi.r#type() {
-        Type::Cdrom => {
-            let disc = pb::Disk {
-                read_only: true,
-                ..disk.clone()
-            };
-            Medium::CdRom(match disc.file {
-                Some(_) => Some(open(fds, &inner, &disc).await?),
-                None => None,
-            })
-        }
+        Type::Cdrom => Medium::CdRom(match disk.file {
+            Some(_) => Some(discs::open(fds, &inner, disk).await?),
+            None => None,
+        }),
         Type::Lun => Medium::Passthrough(passthrough::open(fds, field, scsi).await?),
         Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
     };
@@ -131,13 +125,16 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
     })
 }
 
-fn status(error: &ScsiError) -> Status {
+/// The status for an error of the controller.
+pub(super) fn status(error: &ScsiError) -> Status {
     let text = error.to_string();
     match error {
         ScsiError::Target(..) | ScsiError::Medium(..) | ScsiError::NotADrive(_) => {
             Status::invalid_argument(text)
         }
-        ScsiError::Occupied(..) | ScsiError::Elsewhere(..) => Status::already_exists(text),
+        ScsiError::Occupied(..) | ScsiError::Elsewhere(..) | ScsiError::Loaded(_) => {
+            Status::already_exists(text)
+        }
         ScsiError::NotFound(_) => Status::not_found(text),
         ScsiError::NotReleased(_) | ScsiError::Removing(_) | ScsiError::Prevented(_) => {
             Status::failed_precondition(text)
@@ -187,15 +184,19 @@ fn scsi_address(address: UnitAddress) -> pb::ScsiAddress {
 /// Removes a SCSI disk and closes it.
 pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDiskResponse, Status> {
     let removed = scsi.remove(&id).await.map_err(|e| status(&e))?;
-    // On a blocking thread: some file systems write when a file is closed.
-    let closed = tokio::task::spawn_blocking(move || {
-        drop(removed.disk);
-        crate::memory_trim::trim_heap();
-    })
-    .await;
-    closed.map_err(|e| Status::internal(e.to_string()))?;
+    close(removed.disk).await?;
     let flush_error = removed.flushed.err().map_or(String::new(), |e| e.to_string());
     Ok(pb::RemoveDiskResponse { flush_error })
+}
+
+/// Closes an image that the controller has given back.
+pub(super) async fn close(disk: Option<Disk>) -> Result<(), Status> {
+    // On a blocking thread: some file systems write when a file is closed.
+    let closed = tokio::task::spawn_blocking(move || {
+        drop(disk);
+        crate::memory_trim::trim_heap();
+    });
+    closed.await.map_err(|e| Status::internal(e.to_string()))
 }
 
 /// Updates the size of a virtio-blk or SCSI disk from its file. Returns the size in bytes.

@@ -226,6 +226,8 @@ fn errors_have_their_codes() {
         (ScsiError::NotReleased(address), Code::FailedPrecondition),
         (ScsiError::NotFound("x".into()), Code::NotFound),
         (ScsiError::Full(0), Code::ResourceExhausted),
+        (ScsiError::Loaded("x".into()), Code::AlreadyExists),
+        (ScsiError::Prevented("x".into()), Code::FailedPrecondition),
         (ScsiError::Gone, Code::Unavailable),
         (
             ScsiError::Io("x".into(), io::ErrorKind::Unsupported.into()),

@@ -314,7 +314,8 @@ impl Controller {
     }
 }
 
-fn bytes(limits: &MediumLimits) -> u64 {
+/// Size of a medium in bytes.
+pub(super) fn bytes(limits: &MediumLimits) -> u64 {
     limits.blocks * u64::from(limits.block_size)
 }
 

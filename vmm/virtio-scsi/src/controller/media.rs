@@ -3,6 +3,7 @@
 use husk_disk::{Disk, DiskId};
 
 use super::Controller;
+use super::hotplug::bytes;
 use crate::handle::{ReplySender, ScsiError};
 use crate::pending_events::UnitEvent;
 use crate::target::DeviceKind;
@@ -12,26 +13,33 @@ use crate::unit::disc_limits;
 #[derive(Debug)]
 pub(super) struct EjectedDisc {
     pub disc: DiskId,
-    reply: Option<ReplySender<Result<Option<Disk>, ScsiError>>>,
+    reply: ReplySender<Result<Option<Disk>, ScsiError>>,
 }
 
 impl Controller {
-    pub(super) fn insert(&mut self, id: &str, disc: &Disk) -> Result<(), ScsiError> {
+    pub(super) fn insert(&mut self, id: &str, disc: &Disk) -> Result<u64, ScsiError> {
         let unit_index = self.drive_of(id)?;
+        if self
+            .table
+            .unit(unit_index)
+            .is_some_and(|unit| unit.disk.is_some())
+        {
+            return Err(ScsiError::Loaded(id.to_owned()));
+        }
         let attached = self.engine.attach(disc);
         let attached = attached.map_err(|error| ScsiError::Io(id.to_owned(), error))?;
         let Some(unit) = self.table.unit_mut(unit_index) else {
             return Err(ScsiError::NotFound(id.to_owned()));
         };
-        if let Err(bad) = unit.logical.insert(disc_limits(disc)) {
+        let limits = disc_limits(disc);
+        if let Err(bad) = unit.logical.insert(limits) {
             let _ = self.engine.detach(attached);
             return Err(ScsiError::Medium(id.to_owned(), bad));
         }
-        if let Some(disc) = unit.disk.replace(attached) {
-            self.ejected.push(EjectedDisc { disc, reply: None });
-        }
+        unit.disk = Some(attached);
         self.media_changed(unit_index);
-        Ok(())
+        tracing::info!(disk = id, "disc inserted");
+        Ok(bytes(&limits))
     }
 
     pub(super) fn eject(
@@ -40,21 +48,31 @@ impl Controller {
         force: bool,
         reply: ReplySender<Result<Option<Disk>, ScsiError>>,
     ) {
-        let ejected = self.drive_of(id).and_then(|unit_index| {
-            let unit = self.table.unit_mut(unit_index);
-            let unit = unit.ok_or_else(|| ScsiError::NotFound(id.to_owned()))?;
-            let ejected = unit.logical.eject(force);
-            ejected.map_err(|_| ScsiError::Prevented(id.to_owned()))?;
-            Ok((unit_index, unit.disk.take()))
-        });
-        match ejected {
-            Ok((unit_index, Some(disc))) => {
-                let reply = Some(reply);
+        match self.take_disc(id, force) {
+            Ok(Some(disc)) => {
                 self.ejected.push(EjectedDisc { disc, reply });
-                self.media_changed(unit_index);
+                tracing::info!(disk = id, "disc ejected");
             }
-            Ok((_, None)) => drop(reply.send(Ok(None))),
+            Ok(None) => drop(reply.send(Ok(None))),
             Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Opens the tray of a drive and takes its disc out, if there is one.
+    fn take_disc(&mut self, id: &str, force: bool) -> Result<Option<DiskId>, ScsiError> {
+        let unit_index = self.drive_of(id)?;
+        let unit = self.table.unit_mut(unit_index);
+        let unit = unit.ok_or_else(|| ScsiError::NotFound(id.to_owned()))?;
+        if unit.disk.is_none() {
+            return Ok(None);
+        }
+        let prevented = unit.logical.eject(force).is_err();
+        let disc = unit.disk.take_if(|_| !prevented);
+        // The driver then asks the drive what has changed: the disc is gone, or the guest is to eject it.
+        self.media_changed(unit_index);
+        match prevented {
+            true => Err(ScsiError::Prevented(id.to_owned())),
+            false => Ok(disc),
         }
     }
 
@@ -91,9 +109,7 @@ impl Controller {
             if let Err(error) = self.engine.detach(id) {
                 tracing::warn!(%error, "cannot close an ejected disc");
             }
-            if let Some(reply) = reply {
-                let _ = reply.send(Ok(disc));
-            }
+            let _ = reply.send(Ok(disc));
         }
     }
 }

@@ -151,7 +151,8 @@ impl Controller {
         self.restart_removal_deadlines();
         for disk in std::mem::take(&mut self.held) {
             let leaves = |(_, unit): (u32, &Unit)| unit.disk == Some(disk) && unit.removal.is_some();
-            if self.table.iter().any(leaves) {
+            let ejected = self.ejected.iter().any(|ejected| ejected.disc == disk);
+            if ejected || self.table.iter().any(leaves) {
                 // The owner that removes a disk is not notified of its errors again.
                 let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
             }

@@ -186,6 +186,7 @@ fn a_driver_can_subscribe_to_media_changes() {
     guest.handle.insert("cd", disc()).wait().unwrap();
     linger();
     assert_eq!(guest.event(), None, "not subscribed");
+    guest.handle.eject("cd", false).wait().unwrap();
     assert_eq!(notify(&mut guest, 2, cd, 16 | 2), (16, 0));
     guest.handle.insert("cd", disc()).wait().unwrap();
     let (event, _) = guest.wait_event();

@@ -1,0 +1,30 @@
+//! Discs of CD-ROM drives: opens, inserts and ejects them.
+
+use husk_disk::Disk;
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1 as pb;
+use husk_virtio_scsi::ScsiHandle;
+use tonic::Status;
+
+use super::disks;
+
+/// Opens the image of the disc in `field`, read-only.
+pub(super) async fn open(fds: &FdReceiver, field: &str, disc: &pb::Disk) -> Result<Disk, Status> {
+    let disc = pb::Disk {
+        read_only: true,
+        ..disc.clone()
+    };
+    disks::open(fds, field, &disc).await
+}
+
+/// Inserts a disc into the drive that it names. Returns the size that the guest can read, in bytes.
+pub(super) async fn insert(fds: FdReceiver, scsi: ScsiHandle, disc: pb::Disk) -> Result<u64, Status> {
+    let image = open(&fds, "disc", &disc).await?;
+    scsi.insert(&disc.id, image).await.map_err(|e| disks::status(&e))
+}
+
+/// Ejects the disc of a drive, if it has one, and closes it.
+pub(super) async fn eject(scsi: ScsiHandle, id: String) -> Result<(), Status> {
+    let disc = scsi.eject(&id, false).await.map_err(|e| disks::status(&e))?;
+    disks::close(disc).await
+}
