@@ -21,7 +21,7 @@ pub mod types;
 mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
-pub use load::{InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
+pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
 pub use plan::{
     BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId,
     FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile, KernelOverride, LiveUpdate, Memory,

@@ -1,5 +1,6 @@
 //! Loads the VMIs of a manifest.
 
+mod claim;
 mod document;
 mod error;
 mod object;
@@ -12,6 +13,7 @@ use crate::field::FieldError;
 use document::Document;
 use object::{read_vm, read_vmi};
 
+pub use claim::ClaimSize;
 pub use error::{InvalidDocument, LoadError, MANIFEST_LIMIT};
 pub use vmi::Vmi;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::claim::claims;
 use super::vmi::Vmi;
 use crate::field::{FieldError, Note};
 use crate::schema::{Findings, VM_SPEC, VMI_SPEC, check};
@@ -14,7 +15,9 @@ pub(super) fn read_vmi(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldErro
     let spec = spec(object.get("spec"), "spec", &mut found);
     let metadata = Metadata::of(object.get("metadata"));
     let (name, namespace) = identity(&metadata, &mut found);
-    build(found, name, namespace, metadata, spec, "spec")
+    let vmi = build(found, name, namespace, metadata, spec, "spec")?;
+    let claims = claims(object.get("status"));
+    Ok(Vmi { claims, ..vmi })
 }
 
 pub(super) fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
@@ -174,6 +177,7 @@ fn build(
         labels: metadata.labels,
         annotations: metadata.annotations,
         spec,
+        claims: BTreeMap::new(),
         document: None,
         path,
         unsupported: found.unsupported,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::claim::ClaimSize;
 use crate::field::{FieldError, Note};
 use crate::types::Spec;
 
@@ -20,6 +21,8 @@ pub struct Vmi {
     pub annotations: BTreeMap<String, String>,
     /// Specification.
     pub spec: Spec,
+    /// Sizes of the claims with a filesystem, by volume, if a cluster wrote them into the status.
+    pub claims: BTreeMap<String, ClaimSize>,
     /// Name of its document in messages; none if the manifest has one document only.
     pub document: Option<String>,
     /// Path of `spec` in the document: `spec` or `spec.template.spec`.

@@ -75,7 +75,7 @@ pub(crate) static VM_SPEC: FieldType = Object(&[
     noted("updateVolumesStrategy", Str, CLUSTER),
 ]);
 
-/// The object around a spec. `status` is ignored.
+/// The object around a spec. Of `status` only the sizes of claims are read.
 pub(crate) static OBJECT: FieldType = Object(&[
     honoured("apiVersion", Str),
     honoured("kind", Str),
