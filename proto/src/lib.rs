@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 mod disk_fault;
+mod empty_drive;
 pub mod fds;
 
 /// The API of a VM's monitor.

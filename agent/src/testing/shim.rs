@@ -35,6 +35,8 @@ struct State {
     info: InfoResponse,
     /// `Info` is never answered.
     hangs: bool,
+    /// The guest has locked its trays.
+    locked: bool,
     server: Option<AbortHandle>,
     directory: PathBuf,
     record: PathBuf,
@@ -96,6 +98,11 @@ impl Shim {
         self.state().hangs = true;
     }
 
+    /// Locks the trays of CD-ROM drives, or unlocks them.
+    pub fn lock(&self, locked: bool) {
+        self.state().locked = locked;
+    }
+
     /// Changes the status of the VM.
     pub fn change(&self, change: impl FnOnce(&mut Status)) {
         self.status.send_modify(change);
@@ -127,20 +134,26 @@ impl Shim {
         }
     }
 
-    /// Plugs the volumes whose descriptors have come, and unplugs those that the VMI does not have.
+    /// Plugs the volumes whose descriptors have come, and unplugs those that the VMI does not have. A drive stays,
+    /// empty.
     async fn plug(&self, vmi: &serde_json::Value, request: &SyncVmiRequest) {
         let mut disks = self.status.borrow().disks.clone();
-        let volumes = vmi["spec"]["volumes"].as_array().unwrap();
-        disks.retain(|disk| volumes.iter().any(|volume| volume["name"] == disk.name.as_str()));
+        let (volumes, locked) = (vmi["spec"]["volumes"].as_array().unwrap(), self.state().locked);
+        disks.retain(|disk| locked || volumes.iter().any(|volume| volume["name"] == disk.name.as_str()));
+        disks.retain(|disk| !request.fds.contains_key(&disk.name));
         for (name, fd) in &request.fds {
             let fd = self.descriptors.take(Token::try_from(fd).unwrap()).await.unwrap();
             assert!(rustix::fs::fstat(&fd).is_ok());
             disks.push(Disk {
                 name: name.clone(),
                 target: "sda".to_owned(),
+                plugged: true,
                 ..Disk::default()
             });
         }
+        let empty = drives(vmi).filter(|drive| disks.iter().all(|disk| disk.name != drive.name));
+        let empty: Vec<Disk> = empty.collect();
+        disks.extend(empty);
         self.status.send_if_modified(|status| {
             let changed = status.disks != disks;
             status.disks = disks;
@@ -151,6 +164,21 @@ impl Shim {
     fn called(&self, call: impl Into<String>) {
         self.state().calls.push(call.into());
     }
+}
+
+/// The CD-ROM drives of a VMI, without discs.
+fn drives(vmi: &serde_json::Value) -> impl Iterator<Item = Disk> {
+    let disks = vmi["spec"]["domain"]["devices"]["disks"].as_array();
+    let drives = disks
+        .into_iter()
+        .flatten()
+        .filter(|disk| disk["cdrom"].is_object());
+    drives.map(|drive| Disk {
+        name: drive["name"].as_str().unwrap().to_owned(),
+        target: "sda".to_owned(),
+        bytes: Some(0),
+        ..Disk::default()
+    })
 }
 
 /// A socket for descriptors.
@@ -255,6 +283,7 @@ impl Pod for Shim {
                     target: "vda".to_owned(),
                     ..Disk::default()
                 }];
+                status.disks.extend(drives(&vmi));
                 status.interfaces = vec![Interface {
                     name: "default".to_owned(),
                     mac: "02:00:00:00:00:01".to_owned(),
@@ -269,8 +298,21 @@ impl Pod for Shim {
             self.plug(&vmi, &request).await;
         }
         let volumes = vmi["spec"]["volumes"].as_array().unwrap();
+        let status = self.status.borrow();
+        let attached = status.disks.iter().filter(|disk| !disk.is_empty_drive()).count();
+        let stays = |disk: &&Disk| disk.plugged && volumes.iter().all(|volume| volume["name"] != disk.name);
+        let stays = status.disks.iter().filter(stays);
+        let detaching = stays.map(|disk| VolumeStatus {
+            name: disk.name.clone(),
+            phase: "Detaching".to_owned(),
+            reason: "VolumeDetachFailed".to_owned(),
+            message: "the guest has locked the tray".to_owned(),
+            ..VolumeStatus::default()
+        });
+        let detaching: Vec<VolumeStatus> = detaching.collect();
         Ok(Response::new(SyncVmiResponse {
-            complete: volumes.len() <= self.status.borrow().disks.len(),
+            complete: volumes.len() <= attached && detaching.is_empty(),
+            volumes: detaching,
             ..SyncVmiResponse::default()
         }))
     }

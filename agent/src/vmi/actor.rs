@@ -53,7 +53,7 @@ enum Next {
 /// A call of SyncVmi that is under way.
 #[derive(Debug)]
 struct Sync {
-    spec: Value,
+    desired: Value,
     starts: bool,
     call: JoinHandle<Result<Synced, tonic::Status>>,
 }
@@ -71,11 +71,11 @@ pub struct VmiActor {
     written: Option<Arc<Vmi>>,
     pod: Option<Pod>,
     sync: Option<Sync>,
-    /// The spec of the last successful call, and its answer.
+    /// What the last successful call brought to the VM ([`Vmi::desired`]), and its answer.
     synced: Option<(Value, SyncVmiResponse)>,
     /// Error of the last call.
     error: Option<String>,
-    /// Unless the spec changes: the time of the next call, and the spec of the last one.
+    /// The time of the next call, unless the VMI asks for something else than in the last one.
     pause: Option<(Instant, Value)>,
     retry: Duration,
     /// The grace period, in seconds, that the VM was told.
@@ -316,15 +316,16 @@ impl VmiActor {
             return Next::Wait;
         }
         let starts = *state == PodState::Waiting;
+        let desired = vmi.desired();
         let done = self
             .synced
             .as_ref()
-            .is_some_and(|(spec, answer)| spec == vmi.spec() && answer.complete);
+            .is_some_and(|(before, answer)| *before == desired && answer.complete);
         if done && !starts && self.error.is_none() {
             return Next::Wait;
         }
         if let Some((until, asked)) = &self.pause
-            && asked == vmi.spec()
+            && *asked == desired
             && let Some(rest) = until.checked_duration_since(Instant::now())
         {
             return Next::After(rest);
@@ -333,7 +334,10 @@ impl VmiActor {
             return Next::Wait;
         };
         let attached: Vec<&str> = match state {
-            PodState::Running(status) => status.disks.iter().map(|disk| disk.name.as_str()).collect(),
+            PodState::Running(status) => {
+                let disks = status.disks.iter().filter(|disk| !disk.is_empty_drive());
+                disks.map(|disk| disk.name.as_str()).collect()
+            }
             _ => Vec::new(),
         };
         let attachments = Attachment::outstanding(vmi, &attached);
@@ -342,8 +346,11 @@ impl VmiActor {
         let call = tokio::spawn(call.run(self.pods.clone()));
         // The VM can run before the answer is here.
         self.started |= starts;
-        let spec = vmi.spec().clone();
-        self.sync = Some(Sync { spec, starts, call });
+        self.sync = Some(Sync {
+            desired,
+            starts,
+            call,
+        });
         Next::Wait
     }
 
@@ -367,14 +374,14 @@ impl VmiActor {
                         debug!(vmi = vmi.name(), "a hotpluggable volume is not on the node yet");
                     }
                 }
-                self.synced = (!started).then(|| (sync.spec.clone(), synced.answer));
+                self.synced = (!started).then(|| (sync.desired.clone(), synced.answer));
                 match synced.error {
                     Some(error) => error,
                     None => {
                         self.error = None;
                         self.retry = FIRST_RETRY;
                         let again = (!complete && !started).then(|| Instant::now() + LOOK_INTERVAL);
-                        self.pause = again.map(|again| (again, sync.spec));
+                        self.pause = again.map(|again| (again, sync.desired));
                         return;
                     }
                 }
@@ -396,7 +403,7 @@ impl VmiActor {
             );
             self.events.send(&vmi, Kind::Warning, "SyncFailed", &error).await;
         }
-        self.pause = Some((Instant::now() + retry, sync.spec));
+        self.pause = Some((Instant::now() + retry, sync.desired));
         self.retry = (self.retry * 2).min(LAST_RETRY);
     }
 

@@ -69,7 +69,9 @@ impl Attachment {
                     pod_name: pod("attachPodName"),
                     pod: pod("attachPodUID"),
                     block: entry["persistentVolumeClaimInfo"]["volumeMode"] == "Block",
-                    read_only: disk["disk"]["readonly"] == true || claim["readOnly"] == true,
+                    read_only: disk["cdrom"].is_object()
+                        || disk["disk"]["readonly"] == true
+                        || claim["readOnly"] == true,
                 }
             })
             .collect()
@@ -494,19 +496,27 @@ mod tests {
         };
         let vmi = vmi(serde_json::json!({
             "spec": {
-                "domain": {"devices": {"disks": [{"name": "image", "disk": {"readonly": true}}]}},
-                "volumes": [claim("fixed", false), claim("data", true), claim("image", true), claim("there", true)],
+                "domain": {"devices": {"disks": [
+                    {"name": "image", "disk": {"readonly": true}},
+                    {"name": "disc", "cdrom": {"bus": "sata"}},
+                ]}},
+                "volumes": [
+                    claim("fixed", false), claim("data", true), claim("image", true), claim("disc", true),
+                    claim("there", true),
+                ],
             },
-            "status": {"volumeStatus": [entry("data", "Block"), entry("image", "Filesystem")]},
+            "status": {"volumeStatus": [
+                entry("data", "Block"), entry("image", "Filesystem"), entry("disc", "Filesystem"),
+            ]},
         }));
-        let image = Attachment {
-            name: "image".to_owned(),
+        let read_only = |name: &str| Attachment {
+            name: name.to_owned(),
             read_only: true,
             ..attachment(false)
         };
         assert_eq!(
             Attachment::outstanding(&vmi, &["there"]),
-            [attachment(true), image]
+            [attachment(true), read_only("image"), read_only("disc")]
         );
     }
 }

@@ -103,6 +103,28 @@ impl Vmi {
             .collect()
     }
 
+    /// What SyncVmi brings to the VM: the spec, and the sizes of the claims, which virt-controller copies to the status.
+    pub fn desired(&self) -> Value {
+        let entries = self.status()["volumeStatus"].as_array();
+        let claims: serde_json::Map<String, Value> = entries
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let claim = &entry["persistentVolumeClaimInfo"];
+                let name = entry["name"].as_str()?;
+                claim.is_object().then(|| {
+                    let size = [
+                        &claim["capacity"],
+                        &claim["requests"],
+                        &claim["filesystemOverhead"],
+                    ];
+                    (name.to_owned(), serde_json::json!(size))
+                })
+            })
+            .collect();
+        serde_json::json!({"spec": self.spec(), "claims": claims})
+    }
+
     /// The object for the pod's shim, as JSON.
     pub fn manifest(&self) -> String {
         let mut object = self.0.clone();

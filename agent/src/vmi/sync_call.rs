@@ -122,10 +122,12 @@ impl SyncCall {
             request.fds = names.into_iter().zip(tokens).collect::<HashMap<_, _>>();
         }
         let answer = self.client.sync_vmi(request).await?.into_inner();
-        let refused = answer
-            .volumes
-            .iter()
-            .find(|volume| volume.reason == "VolumeAttachFailed");
+        let refused = answer.volumes.iter().find(|volume| {
+            matches!(
+                volume.reason.as_str(),
+                "VolumeAttachFailed" | "VolumeDetachFailed"
+            )
+        });
         let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
         Ok(Synced {
             error: error.or(refused),

@@ -141,6 +141,19 @@ async fn vmi_runs_and_its_guest_powers_off() {
 }
 
 #[tokio::test]
+async fn claim_that_grows_is_synchronised() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let _agent = node.agent();
+    until("the first calls", || shim.calls() == ["start", "sync"]).await;
+    node.api.change("vm", |vmi| {
+        vmi["status"]["volumeStatus"][0]["persistentVolumeClaimInfo"] =
+            json!({"capacity": {"storage": "2Gi"}, "requests": {"storage": "2Gi"}});
+    });
+    until("a call more", || shim.calls() == ["start", "sync", "sync"]).await;
+}
+
+#[tokio::test]
 async fn pause_is_a_condition_while_it_lasts() {
     let node = Node::new();
     let shim = node.schedule("vm");
@@ -376,8 +389,8 @@ impl Random {
     }
 }
 
-/// Adds the hotpluggable volume `data` to a VMI, with the attachment pod `hp-pod`.
-fn hotplug(vmi: &mut Value) {
+/// Adds the hotpluggable volume `data` to a VMI, with the attachment pod `hp-pod`. `disk`: the type of its disk.
+fn hotplug(vmi: &mut Value, disk: &str) {
     let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}});
     let entry = json!({
         "name": "data",
@@ -386,7 +399,7 @@ fn hotplug(vmi: &mut Value) {
         "hotplugVolume": {"attachPodName": "hp-volume-1", "attachPodUID": "hp-pod"},
         "persistentVolumeClaimInfo": {"volumeMode": "Block"},
     });
-    let disk = json!({"name": "data", "disk": {"bus": "scsi", "readonly": true}});
+    let disk = json!({"name": "data", disk: {"bus": "scsi", "readonly": true}});
     let mut add = |list: &str, item: Value| vmi.pointer_mut(list).unwrap().as_array_mut().unwrap().push(item);
     add("/spec/volumes", claim);
     add("/spec/domain/devices/disks", disk);
@@ -398,7 +411,7 @@ async fn volume_whose_data_does_not_come_is_one_event() {
     let node = Node::new();
     let shim = Shim::start(node.dir.path(), "vm-pod");
     let mut scheduled = vmi("vm");
-    hotplug(&mut scheduled);
+    hotplug(&mut scheduled, "disk");
     node.api.put(scheduled);
     std::fs::create_dir_all(node.dir.path().join("logs/default_hp-volume-1_hp-pod")).unwrap();
     std::fs::create_dir_all(node.attachment("hp-pod").join("data")).unwrap();
@@ -421,10 +434,21 @@ async fn volume_whose_data_does_not_come_is_one_event() {
 #[tokio::test]
 #[ignore = "needs root"]
 async fn vm_gets_volumes_of_attachment_pods() {
+    volume_comes_and_goes("disk").await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn drive_gets_its_disc_of_an_attachment_pod() {
+    volume_comes_and_goes("cdrom").await;
+}
+
+/// A volume for a disk of this type is there before the VM starts, and is removed while it runs.
+async fn volume_comes_and_goes(disk: &str) {
     let node = Node::new();
     let shim = Shim::start(node.dir.path(), "vm-pod");
     let mut scheduled = vmi("vm");
-    hotplug(&mut scheduled);
+    hotplug(&mut scheduled, disk);
     node.api.put(scheduled);
     let _agent = node.agent();
     // The VM does not start without the volume's data. virt-controller makes no attachment pod without this field.
@@ -451,14 +475,26 @@ async fn vm_gets_volumes_of_attachment_pods() {
     assert_eq!(status["phase"], "Running");
     assert_eq!(status["volumeStatus"][1]["target"], "sda");
 
+    shim.lock(disk == "cdrom");
     node.api.change("vm", |vmi| {
         vmi["spec"]["volumes"].as_array_mut().unwrap().pop();
-        vmi["spec"]["domain"]["devices"]["disks"]
-            .as_array_mut()
-            .unwrap()
-            .pop();
+        // A drive stays without its disc.
+        if disk != "cdrom" {
+            let disks = &mut vmi["spec"]["domain"]["devices"]["disks"];
+            disks.as_array_mut().unwrap().pop();
+        }
     });
+    if disk == "cdrom" {
+        let refused = "SyncFailed volume \"data\": the guest has locked the tray";
+        until("the event", || {
+            node.api.events("vm").iter().any(|sent| sent == refused)
+        })
+        .await;
+        assert_eq!(phase(&node), "Ready");
+        shim.lock(false);
+    }
     until("the volume is unplugged", || phase(&node) == "UnMountedFromPod").await;
+    assert_eq!(node.api.vmi("vm")["status"]["volumeStatus"][1]["target"], "");
     // virt-controller removes the attachment pod, then the entry.
     node.api.change("vm", |vmi| {
         vmi["status"]["volumeStatus"].as_array_mut().unwrap().pop();

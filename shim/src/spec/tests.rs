@@ -236,9 +236,10 @@ fn launcher_containers_need_no_annotation() {
 fn missing_hotpluggable_volumes_are_plugged_later() {
     let hot = |name: &str| json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}});
     let root = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
-    let volumes = json!([hot("late"), root, hot("given")]);
+    let volumes = json!([hot("late"), root, hot("given"), hot("cd")]);
     let late = json!({"name": "late", "disk": {"bus": "scsi"}});
-    let text = vmi(volumes, json!([late, disk("root")]));
+    let drive = json!({"name": "cd", "cdrom": {"bus": "sata"}});
+    let text = vmi(volumes, json!([late, disk("root"), drive]));
     let mounts = json!([
         {"destination": "/var/run/kubevirt-private/vmi-disks/root", "source": "/pods/1/root"},
         {"destination": "/var/run/kubevirt-private/vmi-disks/given", "source": "/pods/1/given"},
@@ -246,7 +247,8 @@ fn missing_hotpluggable_volumes_are_plugged_later() {
     let annotations = json!({"husk.io/vmi": text});
     let vm = make(&spec(json!({"annotations": annotations, "mounts": mounts}))).unwrap();
     let names: Vec<&str> = vm.plan.disks.iter().map(|disk| disk.name.as_str()).collect();
-    assert_eq!(names, ["root", "given"]);
+    assert_eq!(names, ["root", "cd", "given"]);
+    assert!(vm.plan.disks[1].is_empty_drive());
     // A volume container is recognised by its name.
     let loaded = husk_vmi::load(&text).unwrap().remove(0);
     let husk_vmi::Loaded::Vmi(loaded) = loaded else {
@@ -254,7 +256,7 @@ fn missing_hotpluggable_volumes_are_plugged_later() {
     };
     let live = vm.plan.live(&loaded).unwrap();
     let names: Vec<&str> = live.volumes.iter().map(|volume| volume.name.as_str()).collect();
-    assert_eq!(names, ["late"]);
+    assert_eq!(names, ["late", "cd"]);
 }
 
 #[test]

@@ -219,7 +219,8 @@ impl Offer {
         })
     }
 
-    /// The VMI without hotpluggable volumes that the pod does not have. They are plugged when the VM runs.
+    /// The VMI without hotpluggable volumes that the pod does not have. They are plugged when the VM runs; a CD-ROM
+    /// drive is empty until then.
     fn at_start(&self, vmi: &Vmi) -> Vmi {
         let comes = |volume: &Volume| {
             let name = volume.name.as_str();
@@ -228,7 +229,7 @@ impl Offer {
         let mut start = vmi.clone();
         start.spec.volumes.retain(|volume| !comes(volume));
         let disks = &mut start.spec.domain.devices.disks;
-        disks.retain(|disk| !vmi.spec.volume(&disk.name).is_some_and(comes));
+        disks.retain(|disk| disk.cdrom.is_some() || !vmi.spec.volume(&disk.name).is_some_and(comes));
         start
     }
 

@@ -10,12 +10,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "sync",
-    about: "husk sync: a hotpluggable volume comes, grows and goes with its entry in the manifest, the VM is paused and resumed",
+    about: "husk sync: a hotpluggable volume comes, grows and goes with its manifest's entry; discs; pause and resume",
     limit: Duration::from_secs(480),
     run,
 };
@@ -38,7 +39,9 @@ fn at(name: &str, path: &Path) -> [OsString; 2] {
 }
 
 fn run(ctx: &TestContext) -> Result<()> {
-    let plain = Manifest::new("synced").small(&images::small("6.12")?, "scsi,shell");
+    let plain = Manifest::new("synced")
+        .drive("cd")
+        .small(&images::small("6.12")?, "scsi,shell");
     let source = json!({"dataVolume": {"name": "data", "hotpluggable": true}});
     let wanted = plain
         .clone()
@@ -85,6 +88,8 @@ fn run(ctx: &TestContext) -> Result<()> {
         shell.ok("echo the guest goes on").map(drop)
     });
 
+    ctx.part("discs", || discs(ctx, &wanted, &shell));
+
     expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["removed volume data"])?;
     goes(&shell, "data")?;
     let bytes = std::fs::read(&path)?;
@@ -94,6 +99,45 @@ fn run(ctx: &TestContext) -> Result<()> {
     );
     shell.send("poweroff -f")?;
     vm.powered_off()
+}
+
+/// Discs come and go in the drive of the VM.
+fn discs(ctx: &TestContext, empty: &Manifest, shell: &Shell<'_>) -> Result<()> {
+    let with = |name: &str| {
+        let source = json!({"dataVolume": {"name": name, "hotpluggable": true}});
+        empty.clone().source("cd", source)
+    };
+    let disc = |name: &str| {
+        let path = image(ctx, name, 4)?;
+        let file = File::options().write(true).open(&path)?;
+        file.write_all_at(format!("this is the {name} disc").as_bytes(), 0)?;
+        anyhow::Ok(path)
+    };
+    let (first, second) = (disc("first")?, disc("second")?);
+    let reads = |wanted: &str| {
+        let read = "dd if=/dev/sr0 bs=2048 count=1 2>&1 | tr -d '\\0'";
+        shell.expect_contains(read, &[wanted])
+    };
+    let (added, removed) = ("added volume cd", "removed volume cd");
+    reads("No medium found")?;
+    expect_contains(&sync(ctx, &with("first"), &at("cd", &first))?.ok()?, &[added])?;
+    reads("this is the first disc")?;
+    // Another claim is another disc.
+    expect_contains(
+        &sync(ctx, &with("second"), &at("cd", &second))?.ok()?,
+        &[removed, added],
+    )?;
+    reads("this is the second disc")?;
+    // The kernel locks the tray while the drive is open. No program in this guest acts on eject requests.
+    shell.ok("exec 5</dev/sr0")?;
+    expect_contains(
+        &sync(ctx, empty, &[])?.fails(1)?,
+        &["volume cd", "prevents removal"],
+    )?;
+    reads("this is the second disc")?;
+    shell.ok("exec 5<&-")?;
+    expect_contains(&sync(ctx, empty, &[])?.ok()?, &[removed])?;
+    reads("No medium found")
 }
 
 /// Waits until the guest's disk has the given size.

@@ -75,13 +75,25 @@ impl Manifest {
     }
 
     /// Adds an entry of `disks`, which is `device` without its name, with the volume source `source`.
-    pub fn device(mut self, name: &str, device: Value, source: Value) -> Self {
-        let spec = &mut self.object["spec"];
-        let (mut volume, mut disk) = (source, device);
-        volume["name"] = json!(name);
+    pub fn device(self, name: &str, device: Value, source: Value) -> Self {
+        self.entry(name, device).source(name, source)
+    }
+
+    /// Adds a CD-ROM drive. Without a volume of its name it is empty.
+    pub fn drive(self, name: &str) -> Self {
+        self.entry(name, json!({"cdrom": {"bus": "scsi"}}))
+    }
+
+    fn entry(mut self, name: &str, mut disk: Value) -> Self {
         disk["name"] = json!(name);
-        push(&mut spec["volumes"], volume);
-        push(&mut spec["domain"]["devices"]["disks"], disk);
+        push(&mut self.object["spec"]["domain"]["devices"]["disks"], disk);
+        self
+    }
+
+    /// Adds a volume with this source.
+    pub fn source(mut self, name: &str, mut volume: Value) -> Self {
+        volume["name"] = json!(name);
+        push(&mut self.object["spec"]["volumes"], volume);
         self
     }
 

@@ -59,6 +59,18 @@ impl DiskPlan {
         self.scsi_address().is_some()
     }
 
+    /// True if it is a CD-ROM drive without a disc.
+    #[must_use]
+    pub fn is_empty_drive(&self) -> bool {
+        self.source == DiskSource::Empty
+    }
+
+    /// Takes the disc out of a drive.
+    pub fn eject(&mut self) {
+        self.source = DiskSource::Empty;
+        self.origin = None;
+    }
+
     /// Address on the SCSI controller; none for virtio-blk.
     #[must_use]
     pub fn scsi_address(&self) -> Option<ScsiAddress> {

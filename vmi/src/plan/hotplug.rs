@@ -1,4 +1,4 @@
-//! Hot-plugging a disk.
+//! Hot-plugging a disk, or a disc into a CD-ROM drive.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,8 @@ const SERIAL: usize = 256;
 /// A volume to hot-plug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
-    /// Name of the volume and the disk.
+    /// Name of the volume and the disk. If that is an empty CD-ROM drive, the volume is a disc for it: the properties
+    /// of the drive apply.
     pub name: String,
     /// [`DiskSource::File`] with an absolute path of an image, a block device, or a directory with a `disk.img`; or
     /// [`DiskSource::Descriptor`].
@@ -57,6 +58,8 @@ impl Default for NewVolume {
 pub enum PlugPlan {
     /// The disk to add. The VMM chooses its address: see [`DiskPlan::assign`].
     New(Box<DiskPlan>),
+    /// The CD-ROM drive with the disc to insert.
+    Disc(Box<DiskPlan>),
     /// The VM has exactly this disk already.
     Present(Box<DiskPlan>),
 }
@@ -88,7 +91,7 @@ pub enum PlugError {
 }
 
 impl VmPlan {
-    /// Plans the disk of a hot-plugged volume. The VMM chooses its address.
+    /// Plans the disk of a hot-plugged volume, for which the VMM chooses the address, or the disc of a CD-ROM drive.
     ///
     /// # Errors
     /// See [`PlugError`]. The texts for duplicate names and images are those of KubeVirt.
@@ -109,8 +112,12 @@ impl VmPlan {
             _ => return Err(PlugError::Source(name.clone())),
         };
         let queues = self.scsi.ok_or(PlugError::Disabled)?.queues;
-        if let Some(there) = self.disks.iter().find(|disk| disk.name == *name) {
-            let mut wanted = volume.disk(queues);
+        let there = self.disks.iter().find(|disk| disk.name == *name);
+        if let Some(there) = there.filter(|there| !there.is_empty_drive()) {
+            let mut wanted = match there.device {
+                DeviceType::Cdrom { .. } => volume.disc_in(there),
+                DeviceType::Disk | DeviceType::Lun { .. } => volume.disk(queues),
+            };
             if let Some(address) = there.scsi_address() {
                 wanted.assign(address);
             }
@@ -122,11 +129,23 @@ impl VmPlan {
         if self.disks.iter().any(|disk| disk.source == *source) {
             return Err(PlugError::SourceTaken(called));
         }
-        Ok(PlugPlan::New(Box::new(volume.disk(queues))))
+        Ok(match there {
+            Some(drive) => PlugPlan::Disc(Box::new(volume.disc_in(drive))),
+            None => PlugPlan::New(Box::new(volume.disk(queues))),
+        })
     }
 }
 
 impl NewVolume {
+    /// A drive with this volume as its disc.
+    fn disc_in(&self, drive: &DiskPlan) -> DiskPlan {
+        DiskPlan {
+            origin: self.origin.clone(),
+            source: self.source.clone(),
+            ..drive.clone()
+        }
+    }
+
     fn disk(&self, queues: u32) -> DiskPlan {
         let serial = if self.serial.is_empty() {
             &self.name

@@ -73,6 +73,34 @@ fn the_same_volume_again_is_there_and_another_is_refused() {
 }
 
 #[test]
+fn a_volume_of_a_drives_name_is_its_disc() {
+    let disks = json!([
+        {"name": "root", "disk": {"bus": "virtio"}},
+        {"name": "cd", "cdrom": {"bus": "scsi"}, "serial": "S"},
+    ]);
+    let mut vm = planned(&[("domain/devices/disks", disks)]).unwrap();
+    let empty = vm.disks.last().unwrap().clone();
+    assert!(empty.is_empty_drive());
+    let asked = volume("cd", "/cd.iso");
+    let PlugPlan::Disc(loaded) = vm.plug(&asked).unwrap() else {
+        panic!("it is a disc")
+    };
+    let disc = DiskPlan {
+        source: asked.source.clone(),
+        ..empty.clone()
+    };
+    assert_eq!(*loaded, disc);
+    *vm.disks.last_mut().unwrap() = *loaded;
+    assert_eq!(vm.plug(&asked), Ok(PlugPlan::Present(Box::new(disc))));
+    let taken = Err(PlugError::NameTaken("cd".into()));
+    assert_eq!(vm.plug(&volume("cd", "/other.iso")), taken);
+    let elsewhere = vm.plug(&volume("more", "/cd.iso"));
+    assert_eq!(elsewhere, Err(PlugError::SourceTaken("/cd.iso".into())));
+    vm.disks.last_mut().unwrap().eject();
+    assert_eq!(vm.disks.last(), Some(&empty));
+}
+
+#[test]
 fn what_cannot_be_plugged_is_refused() {
     let vm = vm();
     for name in ["", "A", "-a", "a/b", &"a".repeat(64)] {

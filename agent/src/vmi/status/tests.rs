@@ -140,6 +140,14 @@ fn hotpluggable_volume_goes_through_its_phases() {
         ..SyncVmiResponse::default()
     };
     let detached = running(|_| {});
+    let empty_drive = running(|status| {
+        status.disks = vec![Disk {
+            name: "data".to_owned(),
+            target: "sda".to_owned(),
+            bytes: Some(0),
+            ..Disk::default()
+        }];
+    });
     let none = SyncVmiResponse::default();
     for (present, wanted, state, synced, expected) in [
         ("Bound", true, &detached, &none, "Bound"),
@@ -164,6 +172,9 @@ fn hotpluggable_volume_goes_through_its_phases() {
             "UnMountedFromPod",
         ),
         ("Detaching", false, &detached, &none, "Detaching"),
+        // The disc of a drive.
+        ("AttachedToNode", true, &empty_drive, &none, "AttachedToNode"),
+        ("Ready", false, &empty_drive, &none, "UnMountedFromPod"),
     ] {
         let vmi = vmi(|vmi| {
             if wanted {

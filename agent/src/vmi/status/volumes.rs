@@ -27,7 +27,10 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
     // Who creates a VMI may give it any entry.
     for entry in entries.iter_mut().filter(|entry| entry.is_object()) {
         let name = entry["name"].as_str().unwrap_or_default().to_owned();
-        let disk = disks.iter().find(|disk| disk.name == name);
+        // The target of an entry says that its volume is attached.
+        let disk = disks
+            .iter()
+            .find(|disk| disk.name == name && !disk.is_empty_drive());
         let target = disk.map_or("", |disk| disk.target.as_str());
         entry["target"] = json!(target);
         if let Some(bytes) = disk.and_then(|disk| disk.bytes)

@@ -1,4 +1,4 @@
-//! Detection of images and block devices that have grown.
+//! Detection of images and block devices that have grown, and growth of the images in claims that have.
 //!
 //! Sizes are polled. inotify would wake the monitor at each write of the guest, and does not report block devices or
 //! files that another machine extends.
@@ -7,12 +7,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
+use husk_vmi::ClaimSize;
+use rustix::fs::{
+    FallocateFlags, FileType, Mode, OFlags, fallocate, fstat, fstatvfs, ftruncate, major, minor, open,
+};
 
 /// Interval between two checks.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Size of a sector in sysfs, in bytes.
+/// Size of a sector in sysfs, and of a block in `st_blocks`, in bytes.
 const SECTOR: u64 = 512;
 
 /// A reference to a file that can read its size, and neither opens nor locks it (`O_PATH`).
@@ -26,9 +29,8 @@ pub(super) struct SizeProbe {
 impl SizeProbe {
     /// Creates a probe of an open file.
     pub(super) fn of(file: impl AsFd) -> io::Result<SizeProbe> {
-        let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let mut probe = SizeProbe {
-            file: open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
+            file: reopen(file, OFlags::PATH)?,
             first: 0,
         };
         probe.first = probe.bytes()?;
@@ -54,6 +56,35 @@ impl SizeProbe {
             .checked_mul(SECTOR)
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
+
+    /// Extends an image to the size that its claim has room for, and never shrinks it. A fully allocated image stays
+    /// fully allocated. Leaves a block device alone. May block on a network file system.
+    pub(super) fn extend(&self, claim: ClaimSize) -> io::Result<()> {
+        let stat = fstat(&self.file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        let unsigned = |size: i64| u64::try_from(size).map_err(io::Error::other);
+        let (size, allocated) = (unsigned(stat.st_size)?, unsigned(stat.st_blocks)? * SECTOR);
+        let space = fstatvfs(&self.file)?;
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        let wanted = claim.image_bytes(free.saturating_add(allocated));
+        if wanted <= size {
+            return Ok(());
+        }
+        let image = reopen(&self.file, OFlags::WRONLY)?;
+        match allocated >= size {
+            true => fallocate(&image, FallocateFlags::empty(), size, wanted - size)?,
+            false => ftruncate(&image, wanted)?,
+        }
+        Ok(())
+    }
+}
+
+/// Opens an open file once more.
+fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 #[cfg(test)]
@@ -71,5 +102,43 @@ mod tests {
         file.set_len(4096).unwrap();
         drop(file);
         assert_eq!(probe.bytes().unwrap(), 4096);
+    }
+
+    /// The size of a claim of `mib` MiB without overhead, as a VMI's status has it.
+    fn claim(mib: u64) -> ClaimSize {
+        let size = format!("{mib}Mi");
+        let status = serde_json::json!({"volumeStatus": [{"name": "data", "persistentVolumeClaimInfo": {
+            "capacity": {"storage": size}, "requests": {"storage": size}, "filesystemOverhead": "0",
+        }}]});
+        let vmi = serde_json::json!({
+            "kind": "VirtualMachineInstance",
+            "apiVersion": "kubevirt.io/v1",
+            "metadata": {"name": "vm"},
+            "spec": {"domain": {"devices": {}}},
+            "status": status,
+        });
+        match husk_vmi::load(&vmi.to_string()).unwrap().remove(0) {
+            husk_vmi::Loaded::Vmi(vmi) => vmi.claims["data"],
+            other @ husk_vmi::Loaded::Other { .. } => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn image_grows_with_its_claim_and_never_shrinks() {
+        const MIB: u64 = 1 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * MIB).unwrap();
+        let probe = SizeProbe::of(&file).unwrap();
+        probe.extend(claim(4)).unwrap();
+        assert_eq!(probe.bytes().unwrap(), 4 * MIB);
+        assert_eq!(fstat(&file).unwrap().st_blocks, 0, "a sparse image stays sparse");
+        probe.extend(claim(3)).unwrap();
+        assert_eq!(probe.bytes().unwrap(), 4 * MIB);
+
+        fallocate(&file, FallocateFlags::empty(), 0, 4 * MIB).unwrap();
+        probe.extend(claim(5)).unwrap();
+        let stat = fstat(&file).unwrap();
+        assert_eq!(probe.bytes().unwrap(), 5 * MIB);
+        assert!(stat.st_blocks as u64 * SECTOR >= 5 * MIB, "{stat:?}");
     }
 }

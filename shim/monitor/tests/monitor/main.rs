@@ -1,6 +1,7 @@
 //! The monitor as a real process, with a fake VMM. This program is monitor, VMM and embedding process as well, by its
 //! first argument.
 
+mod discs;
 mod embedded;
 mod fake_nic;
 mod fake_vmm;
@@ -99,6 +100,13 @@ fn run() -> ExitCode {
         pod_volumes_come_from_the_hotplug_directory,
         volume_is_passed_as_a_descriptor,
         status_watch_includes_disks_and_metrics,
+    ]);
+    trials.extend(trials![
+        false,
+        discs:
+        sync_inserts_and_ejects_discs,
+        locked_tray_delays_the_ejection,
+        disc_is_added_and_removed_by_name,
     ]);
     trials.extend(trials![
         no_network,

@@ -22,9 +22,9 @@ use super::embedded;
 use super::fixture::{Fixture, Vm, eventually, exit_of};
 use super::networks::on;
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
-fn image(path: &Path, bytes: u64) {
+pub fn image(path: &Path, bytes: u64) {
     let file = File::options()
         .write(true)
         .create(true)
@@ -35,7 +35,7 @@ fn image(path: &Path, bytes: u64) {
 }
 
 /// A VMI with a disk and these hotpluggable volumes.
-fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
+pub fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
     let mut volumes = vec![json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}})];
     for name in hotpluggable {
         volumes.push(json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}}));
@@ -56,7 +56,15 @@ fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
     })
 }
 
-fn plan(f: &Fixture, vmi: &Value) -> VmPlan {
+/// The entry of a volume with a claim of this size in a VMI's status.
+fn claim(name: &str, size: &str) -> Value {
+    let storage = json!({"storage": size});
+    json!({"name": name, "persistentVolumeClaimInfo": {
+        "volumeMode": "Filesystem", "capacity": storage, "requests": storage, "filesystemOverhead": "0",
+    }})
+}
+
+pub fn plan(f: &Fixture, vmi: &Value) -> VmPlan {
     let root = f.home().join("root.img");
     image(&root, MIB);
     let Loaded::Vmi(vmi) = husk_vmi::load(&vmi.to_string()).unwrap().remove(0) else {
@@ -67,13 +75,13 @@ fn plan(f: &Fixture, vmi: &Value) -> VmPlan {
     husk_vmi::plan(&vmi, &resources).unwrap()
 }
 
-fn sync(f: &Fixture, vm: &mut Vm<'_>, request: SyncVmiRequest) -> Result<SyncVmiResponse, Status> {
+pub fn sync(f: &Fixture, vm: &mut Vm<'_>, request: SyncVmiRequest) -> Result<SyncVmiResponse, Status> {
     f.wait(vm.client.sync_vmi(request))
         .map(tonic::Response::into_inner)
 }
 
 /// A request: the VMI, a run state and paths of volumes.
-fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiRequest {
+pub fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiRequest {
     let paths = paths.iter();
     SyncVmiRequest {
         vmi: vmi.to_string(),
@@ -85,18 +93,18 @@ fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiReques
     }
 }
 
-fn changes(done: &SyncVmiResponse) -> Vec<(Kind, &str)> {
+pub fn changes(done: &SyncVmiResponse) -> Vec<(Kind, &str)> {
     let changes = done.changes.iter();
     changes
         .map(|change| (change.kind(), change.name.as_str()))
         .collect()
 }
 
-fn volume<'a>(done: &'a SyncVmiResponse, name: &str) -> &'a VolumeStatus {
+pub fn volume<'a>(done: &'a SyncVmiResponse, name: &str) -> &'a VolumeStatus {
     done.volumes.iter().find(|volume| volume.name == name).unwrap()
 }
 
-fn kill(vm: &mut Vm<'_>) {
+pub fn kill(vm: &mut Vm<'_>) {
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
 }
 
@@ -154,6 +162,20 @@ pub fn sync_applies_the_vmi() {
     for name in ["data", "root"] {
         assert_eq!(volume(&done, name).disk.as_ref().unwrap().bytes, Some(3 * MIB));
     }
+
+    // Their claims grow, so the images do.
+    let mut larger = more.clone();
+    larger["status"] = json!({"volumeStatus": [claim("data", "6Mi"), claim("root", "5Mi")]});
+    let done = sync(&f, &mut vm, wants(&larger, same, &[])).unwrap();
+    for (name, bytes) in [("data", 6 * MIB), ("root", 5 * MIB)] {
+        assert!(
+            changes(&done).contains(&(Kind::DiskGrew, name)),
+            "{:?}",
+            done.changes
+        );
+        assert_eq!(volume(&done, name).disk.as_ref().unwrap().bytes, Some(bytes));
+    }
+    assert_eq!(std::fs::metadata(&data).unwrap().len(), 6 * MIB);
 
     for (state, wanted) in [
         (RunState::Paused, &[(Kind::Paused, "")][..]),
@@ -385,7 +407,7 @@ pub fn pod_volumes_come_from_the_hotplug_directory() {
 }
 
 /// Sends a descriptor to the VM's fds.sock over a new connection.
-fn send(f: &Fixture, vm: &Vm<'_>, file: &File) -> Token {
+pub fn send(f: &Fixture, vm: &Vm<'_>, file: &File) -> Token {
     f.wait(async {
         let socket = socket_with(
             AddressFamily::UNIX,

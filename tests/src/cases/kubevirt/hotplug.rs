@@ -2,14 +2,15 @@
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
-use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
+use crate::harness::kubevirt::objects::{instance, local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-hotplug",
-    about: "virtctl addvolume and removevolume with block and filesystem claims; a start with plugged volumes",
+    about: "volumes plugged by virtctl and by the VM's template, block and filesystem; claims that grow; a start with plugged volumes",
     limit: Duration::from_secs(1200),
     run,
 };
@@ -27,6 +28,13 @@ fn run(ctx: &TestContext) -> Result<()> {
     let device = device.trim();
     let node = c.node()?;
     let files = format!("{DATA}/files");
+    c.apply(&[json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": "local"},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "allowVolumeExpansion": true,
+    })])?;
     for (name, mode, path) in [
         ("block", "Block", device),
         ("files", "Filesystem", files.as_str()),
@@ -39,10 +47,14 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("block", || plug(c, "block", "BLOCK1"));
     ctx.part("filesystem", || plug(c, "files", "FILES1"));
     ctx.part("data", || data(c, device));
+    ctx.part("growth", || growth(c, device));
     ctx.part("unplug", || unplug(c, "block"));
     ctx.part("restart", || restart(c));
+    ctx.part("template", || template(c));
     ctx.part("unplug filesystem", || unplug(c, "files"));
+    ctx.part("owned VMI", || owned(c));
     c.delete("vm", VM)?;
+    ctx.part("VMI without a VM", || without_vm(c));
     c.until_none("vm")?;
     c.until_none(VMI)?;
     // The node's loop device is free again: nothing holds the volume.
@@ -53,6 +65,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         c.delete("pvc", name)?;
         c.delete("pv", name)?;
     }
+    c.delete("storageclass", "local")?;
     c.delete("pod", "node-shell")?;
     c.until_none("pods")
 }
@@ -92,6 +105,82 @@ fn data(c: &KubeVirt<'_>, device: &str) -> Result<()> {
     let written = c.on_node(&format!("head -c 6 {device}; head -c 6 {DATA}/files/disk.img"))?;
     ensure!(written == "of-sdaof-sdb", "on the node: {written:?}");
     Ok(())
+}
+
+/// The guest sees that the device behind the block claim has grown, and that the other claim has. Claims of local
+/// volumes do not grow by themselves, so the case writes what a driver would.
+fn growth(c: &KubeVirt<'_>, device: &str) -> Result<()> {
+    c.on_node(&format!(
+        "truncate -s 96M {DATA}/block.img && losetup -c {device}"
+    ))?;
+    let storage = json!({"storage": "128Mi"});
+    let requests = json!({"spec": {"resources": {"requests": storage}}}).to_string();
+    let capacity = json!({"status": {"capacity": storage}}).to_string();
+    c.kubectl(&["patch", "pvc", "files", "-p", &requests])?.ok()?;
+    c.kubectl(&["patch", "pvc", "files", "--subresource=status", "-p", &capacity])?
+        .ok()?;
+    c.in_guest(VM, |shell| {
+        // KubeVirt leaves some percent of the claim to its filesystem.
+        let grown = "b=$(cat /sys/block/sda/size) f=$(cat /sys/block/sdb/size); \
+                     [ $b = 196608 ] && [ $f -gt 229376 ] && [ $f -lt 262144 ]";
+        let wait = format!("until {grown}; do sleep 0.5; done");
+        shell.ok(&wait)?;
+        shell.expect_contains("head -c 6 /dev/sda; head -c 6 /dev/sdb", &["of-sdaof-sdb"])
+    })
+}
+
+/// A volume that the owner writes into the VM's template is plugged, and is unplugged when it is gone from there.
+fn template(c: &KubeVirt<'_>) -> Result<()> {
+    let patch = |operations: Value| {
+        let patch = operations.to_string();
+        c.kubectl(&["patch", "vm", VM, "--type=json", "-p", &patch])?.ok()
+    };
+    let (volumes, disks) = (
+        "/spec/template/spec/volumes",
+        "/spec/template/spec/domain/devices/disks",
+    );
+    let claim = json!({"claimName": "block", "hotpluggable": true});
+    patch(json!([
+        {"op": "add", "path": format!("{volumes}/-"), "value": {"name": "block", "persistentVolumeClaim": claim}},
+        {"op": "add", "path": format!("{disks}/-"),
+         "value": {"name": "block", "disk": {"bus": "scsi"}, "serial": "TEMPLATE1"}},
+    ]))?;
+    c.until(VMI, VM, &status("block", "phase"), "Ready")?;
+    c.in_guest(VM, |shell| {
+        shell
+            .ok("until grep -q TEMPLATE1 /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done")
+            .map(drop)
+    })?;
+    patch(json!([
+        {"op": "remove", "path": format!("{volumes}/1")},
+        {"op": "remove", "path": format!("{disks}/1")},
+    ]))?;
+    c.until(VMI, VM, &status("block", "name"), "")
+}
+
+/// KubeVirt refuses to plug into the VMI of a VM alone.
+fn owned(c: &KubeVirt<'_>) -> Result<()> {
+    let refused = c.virtctl(&["addvolume", VM, "--volume-name=block"])?.fails(1)?;
+    ensure!(refused.contains("is owned by a VM"), "{refused}");
+    Ok(())
+}
+
+/// A VMI that no VM owns takes volumes until it ends.
+fn without_vm(c: &KubeVirt<'_>) -> Result<()> {
+    let name = "bare";
+    c.apply(&[instance(name, "scsi,button,shell")])?;
+    c.until(VMI, name, ".status.phase", "Running")?;
+    c.virtctl(&["addvolume", name, "--volume-name=block", "--serial=BARE1"])?
+        .ok()?;
+    c.until(VMI, name, &status("block", "phase"), "Ready")?;
+    c.in_guest(name, |shell| {
+        shell
+            .ok("until grep -q BARE1 /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done")
+            .map(drop)
+    })?;
+    c.virtctl(&["removevolume", name, "--volume-name=block"])?.ok()?;
+    c.until(VMI, name, &status("block", "name"), "")?;
+    c.delete(VMI, name)
 }
 
 fn unplug(c: &KubeVirt<'_>, name: &str) -> Result<()> {

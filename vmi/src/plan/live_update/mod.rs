@@ -19,8 +19,8 @@ use crate::validate::validate;
 /// Desired state of a running VM, as far as it can be changed without a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveUpdate {
-    /// Hot-pluggable volumes that were not present at the start, in the manifest's order. Their source is
-    /// [`DiskSource::Empty`], since the manifest does not have the path of the data.
+    /// Hot-pluggable volumes that were not present at the start, in the manifest's order; one with the name of a CD-ROM
+    /// drive is its disc. Their source is [`DiskSource::Empty`], since the manifest does not have the path of the data.
     pub volumes: Vec<NewVolume>,
     /// All interfaces that the manifest lists or implies.
     pub interfaces: Vec<InterfaceUpdate>,
@@ -68,14 +68,18 @@ impl VmPlan {
         // For another VM no further errors are useful.
         changes.end()?;
 
-        let hot = |volume: &Volume| volume.is_hotpluggable() && self.disk(&volume.name).is_none();
+        let fixed = |volume: &Volume| self.disk(&volume.name).is_some_and(|disk| !disk.is_empty_drive());
+        let drive = |name: &str| self.disk(name).is_some_and(DiskPlan::is_empty_drive);
+        let hot = |volume: &Volume| volume.is_hotpluggable() && !fixed(volume);
         let mut kept = vmi.clone();
         kept.spec.volumes.retain(|volume| !hot(volume));
+        // A drive is part of the VM, its disc is not.
         let disks = &mut kept.spec.domain.devices.disks;
-        disks.retain(|disk| !vmi.spec.volume(&disk.name).is_some_and(hot));
+        disks.retain(|disk| {
+            !vmi.spec.volume(&disk.name).is_some_and(hot) || disk.cdrom.is_some() && drive(&disk.name)
+        });
         let mut changes = Changes::new(vmi);
         // Reported first: planning would fail with missing data for such a volume.
-        let fixed = |volume: &Volume| self.disk(&volume.name).is_some();
         for (i, volume) in vmi.spec.volumes.iter().enumerate() {
             let filesystem = vmi
                 .spec
@@ -101,7 +105,7 @@ impl VmPlan {
         let (listed, mut volumes) = (effective_disks(vmi), Vec::new());
         for volume in vmi.spec.volumes.iter().filter(|volume| hot(volume)) {
             if let Some(disk) = listed.iter().find(|disk| disk.name == volume.name) {
-                volumes.extend(new_volume(vmi, disk, volume, &mut changes));
+                volumes.extend(new_volume(vmi, disk, volume, drive(&disk.name), &mut changes));
             }
         }
         let interfaces = self.interfaces(vmi, &wanted, &mut changes);
@@ -307,20 +311,32 @@ impl VmPlan {
             );
             changes.add(&list, text);
         }
+        let vmi = changes.vmi;
+        let field = |name: &str| {
+            let disks = &vmi.spec.domain.devices.disks;
+            let place = disks.iter().position(|given| given.name == name);
+            let volume = vmi.spec.volumes.iter().position(|v| v.name == name);
+            match (place, volume) {
+                (Some(i), _) => format!("{list}[{i}]"),
+                (None, Some(i)) => vmi.at(&format!("volumes[{i}]")),
+                (None, None) => list.clone(),
+            }
+        };
+        // Volumes that were added have been reported. This is a drive without one.
+        for disk in wanted.disks.iter().filter(|disk| !own.contains(&disk.name)) {
+            let text = format!(
+                "the CD-ROM drive {:?} cannot be added while the VM runs: restart the VM",
+                disk.name
+            );
+            changes.add(&field(&disk.name), text);
+        }
         if own != others {
             // The addresses of the other disks depend on the missing ones.
             return;
         }
         for disk in &wanted.disks {
             if self.disk(&disk.name) != Some(disk) {
-                let disks = &changes.vmi.spec.domain.devices.disks;
-                let place = disks.iter().position(|given| given.name == disk.name);
-                let volume = changes.vmi.spec.volumes.iter().position(|v| v.name == disk.name);
-                let field = match (place, volume) {
-                    (Some(i), _) => format!("{list}[{i}]"),
-                    (None, Some(i)) => changes.vmi.at(&format!("volumes[{i}]")),
-                    (None, None) => list.clone(),
-                };
+                let field = field(&disk.name);
                 let text = format!(
                     "the disk {:?} and its volume cannot be changed while the VM runs: restart the VM",
                     disk.name
@@ -399,8 +415,15 @@ impl VmPlan {
     }
 }
 
-/// Plans a hot-plugged volume; reports disk types that cannot be hot-plugged.
-fn new_volume(vmi: &Vmi, disk: &Disk, volume: &Volume, changes: &mut Changes<'_>) -> Option<NewVolume> {
+/// Plans a hot-plugged volume; reports disk types that cannot be hot-plugged. `drive`: the VM has an empty CD-ROM drive
+/// of its name.
+fn new_volume(
+    vmi: &Vmi,
+    disk: &Disk,
+    volume: &Volume,
+    drive: bool,
+    changes: &mut Changes<'_>,
+) -> Option<NewVolume> {
     let disks = &vmi.spec.domain.devices.disks;
     let place = disks.iter().position(|given| given.name == disk.name);
     let path = vmi.at(&match place {
@@ -408,7 +431,8 @@ fn new_volume(vmi: &Vmi, disk: &Disk, volume: &Volume, changes: &mut Changes<'_>
         None => "domain.devices.disks".to_owned(),
     });
     let (kind, target) = disk.target();
-    if kind != "disk" {
+    let disc = drive && kind == "cdrom";
+    if kind != "disk" && !disc {
         let text = format!("hotplugged volume {:?} must be a disk, not a {kind}", disk.name);
         changes.add(&format!("{path}.{kind}"), text);
         return None;
@@ -428,7 +452,8 @@ fn new_volume(vmi: &Vmi, disk: &Disk, volume: &Volume, changes: &mut Changes<'_>
             name: disk.name.clone(),
             serial: disk.serial.clone().unwrap_or_default(),
             cache,
-            read_only: claim.is_some_and(|claim| claim.read_only)
+            read_only: disc
+                || claim.is_some_and(|claim| claim.read_only)
                 || target.is_some_and(|target| target.readonly == Some(true)),
             shareable: disk.shareable,
             block_size: block_size(disk.block_size.as_ref()),

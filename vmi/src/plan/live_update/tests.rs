@@ -214,6 +214,79 @@ fn a_hotpluggable_volume_that_was_there_at_the_start_is_a_part_of_the_vm() {
     assert_eq!(errors[0].field, "spec.domain.devices.disks");
 }
 
+/// A merge patch: an entry `cd` of this kind beside the disk `root`, and its volume, if it has one.
+fn with_cd(kind: &str, volume: Option<Value>) -> Value {
+    let mut volumes = vec![
+        json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}}),
+        json!({"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config"}}),
+    ];
+    volumes.extend(volume);
+    json!({"spec": {
+        "volumes": volumes,
+        "domain": {"devices": {"disks": [
+            {"name": "root", "disk": {"bus": "virtio"}},
+            {"name": "cd", kind: {"bus": "scsi"}, "errorPolicy": "report"},
+        ]}},
+    }})
+}
+
+fn claim(hotpluggable: bool) -> Value {
+    json!({"name": "cd", "persistentVolumeClaim": {"claimName": "iso", "hotpluggable": hotpluggable}})
+}
+
+/// The errors of the change of a VM that has an empty drive.
+fn refused_for_drive(change: Value) -> Vec<String> {
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), "/root.img".into());
+    let running = plan(&vmi(with_cd("cdrom", None)), &resources).unwrap();
+    let refused = running.live(&vmi(change)).unwrap_err();
+    refused.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_hotpluggable_volume_is_the_disc_of_an_empty_drive() {
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), "/root.img".into());
+    let running = plan(&vmi(with_cd("cdrom", None)), &resources).unwrap();
+    assert_eq!(running.live(&vmi(with_cd("cdrom", None))).unwrap().volumes, []);
+    let disc = NewVolume {
+        name: "cd".into(),
+        read_only: true,
+        error_policy: crate::ErrorPolicy::Report,
+        origin: Some("persistentVolumeClaim/iso".into()),
+        ..NewVolume::default()
+    };
+    let wanted = running.live(&vmi(with_cd("cdrom", Some(claim(true))))).unwrap();
+    assert_eq!(wanted.volumes, [disc]);
+}
+
+#[test]
+fn a_drive_stays_as_it_is() {
+    let said = refused_for_drive(with_cd("cdrom", Some(claim(false))));
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("spec.volumes[2]: ") && said[0].contains("is not hotpluggable"),
+        "{said:?}"
+    );
+    // Neither another device, nor another property, nor its removal.
+    let mut other = with_cd("cdrom", Some(claim(true)));
+    other["spec"]["domain"]["devices"]["disks"][1]["serial"] = json!("S");
+    for (change, field) in [
+        (with_cd("disk", Some(claim(true))), "spec.domain.devices.disks: "),
+        (other, "spec.domain.devices.disks[1]: "),
+        (json!({}), "spec.domain.devices.disks: "),
+    ] {
+        let said = refused_for_drive(change);
+        assert!(said.len() == 1 && said[0].starts_with(field), "{said:?}");
+    }
+    let said = live(with_cd("cdrom", None)).unwrap_err();
+    let wanted = "the CD-ROM drive \"cd\" cannot be added while the VM runs: restart the VM";
+    assert!(
+        said.starts_with("spec.domain.devices.disks[1]: ") && said.contains(wanted),
+        "{said}"
+    );
+}
+
 #[test]
 fn interfaces_come_go_and_have_their_cables_pulled() {
     let change = |default: Value, red: Value| {

@@ -1,22 +1,25 @@
-//! The actor that owns the table of a VM's disks: plugs and unplugs volumes, and resizes disks whose files have grown.
+//! The actor that owns the table of a VM's disks: plugs and unplugs volumes, which may be discs of CD-ROM drives, and
+//! resizes disks whose files or claims have grown.
 //!
 //! Requests are handled one after the other, except removals: the guest may take seconds to release a disk, and longer
 //! if it is paused.
 
+mod discs;
 mod table;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::fds::Token;
 use husk_proto::shim::v1 as shim;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
-use husk_vmi::{DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress, VmPlan};
+use husk_vmi::{ClaimSize, DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress, VmPlan};
 use husk_volumes::{OpenDisk, VolumeError, VolumeFault};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
@@ -53,7 +56,7 @@ enum DiskCommand {
     VmStarted(VmmConnection, Vec<(String, SizeProbe)>),
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
-    CheckSizes(oneshot::Sender<Vec<String>>),
+    CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<Vec<String>>),
 }
 
 /// A volume that has been unplugged.
@@ -78,7 +81,8 @@ impl DisksHandle {
         self.shown.clone()
     }
 
-    /// Plugs a volume, from its path or from the descriptor `handed`.
+    /// Plugs a volume, or inserts it into the empty CD-ROM drive of its name, from its path or from the descriptor
+    /// `handed`.
     pub(super) async fn add(
         &self,
         volume: NewVolume,
@@ -87,17 +91,21 @@ impl DisksHandle {
         self.ask(|reply| DiskCommand::Add(volume, handed, reply)).await
     }
 
-    /// Checks all sizes now. Returns the names of the disks that have grown.
-    pub(super) async fn check_sizes(&self) -> Result<Vec<String>, VmError> {
+    /// Checks all sizes now, and extends the images in `claims` that have grown. Returns the names of the disks that have
+    /// grown.
+    pub(super) async fn check_sizes(
+        &self,
+        claims: BTreeMap<String, ClaimSize>,
+    ) -> Result<Vec<String>, VmError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
-            .send(DiskCommand::CheckSizes(reply))
+            .send(DiskCommand::CheckSizes(claims, reply))
             .await
             .map_err(|_| VmError::ended())?;
         answer.await.map_err(|_| VmError::ended())
     }
 
-    /// Unplugs a hotplugged volume. On a timeout the removal continues in the background.
+    /// Unplugs a hotplugged volume, or ejects it if it is a disc. On a timeout the removal continues in the background.
     pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, VmError> {
         let (limit, why) = if paused {
             (REMOVED_PAUSED_WITHIN, "the VM is paused; it is removed at resume")
@@ -141,6 +149,10 @@ struct WatchedDisk {
     known: u64,
     /// Size that the VMM refused, in bytes.
     refused: Option<u64>,
+    /// Size of the disk's claim, where the guest may write to its image.
+    claim: Option<ClaimSize>,
+    /// The last error of extending the image.
+    extend_error: Option<String>,
 }
 
 impl WatchedDisk {
@@ -149,11 +161,14 @@ impl WatchedDisk {
             known: probe.first,
             probe: Arc::new(probe),
             refused: None,
+            claim: None,
+            extend_error: None,
         }
     }
 }
 
-type Sizes = Vec<(String, io::Result<u64>)>;
+/// The sizes of the disks, and the errors of extending their images.
+type Sizes = Vec<(String, io::Result<u64>, Option<String>)>;
 
 #[derive(Debug)]
 pub(super) struct DisksActor {
@@ -243,7 +258,8 @@ impl DisksActor {
             }
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
-            DiskCommand::CheckSizes(reply) => {
+            DiskCommand::CheckSizes(claims, reply) => {
+                self.set_claims(&claims);
                 // Drop requests whose caller has timed out.
                 self.next_waiters.retain(|reply| !reply.is_closed());
                 self.next_waiters.push(reply);
@@ -259,6 +275,24 @@ impl DisksActor {
         connection.ok_or_else(VmError::not_running)
     }
 
+    /// Opens the file of a volume, and a probe of its size.
+    async fn open(
+        &self,
+        disk: &DiskPlan,
+        handed: Option<OwnedFd>,
+    ) -> Result<(OpenDisk, io::Result<Option<SizeProbe>>), VmError> {
+        let (disk, environment) = (disk.clone(), self.environment.clone());
+        let opened = spawn_blocking(move || {
+            let open = husk_volumes::open_hotplugged(&disk, &environment.paths, handed.as_ref())?;
+            let probe = open.file.as_ref().map(SizeProbe::of).transpose();
+            Ok::<_, VolumeError>((open, probe))
+        });
+        let opened = opened
+            .await
+            .map_err(|error| VmError::internal(error.to_string()))?;
+        opened.map_err(|error| volume_refused(&error))
+    }
+
     async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, VmError> {
         let mut connection = self.connection()?;
         if let DiskSource::File(path) = &mut volume.source {
@@ -270,20 +304,10 @@ impl DisksActor {
         }
         let mut disk = match self.table.plug(&volume)? {
             PlugPlan::Present(disk) => return address(&disk),
+            PlugPlan::Disc(drive) => return self.insert(*drive, handed).await,
             PlugPlan::New(disk) => disk,
         };
-        let opened = {
-            let (disk, environment) = (disk.clone(), self.environment.clone());
-            spawn_blocking(move || {
-                let open = husk_volumes::open_hotplugged(&disk, &environment.paths, handed.as_ref())?;
-                let probe = open.file.as_ref().map(SizeProbe::of).transpose();
-                Ok::<_, VolumeError>((open, probe))
-            })
-        };
-        let opened = opened
-            .await
-            .map_err(|error| VmError::internal(error.to_string()))?;
-        let (open, probe) = opened.map_err(|error| volume_refused(&error))?;
+        let (open, probe) = self.open(&disk, handed).await?;
         let address = match connection.add(&disk, &open).await {
             Ok(address) => address,
             Err(error) => {
@@ -326,8 +350,13 @@ impl DisksActor {
                 others.get_mut().push(reply);
             }
             Entry::Vacant(first) => {
-                self.table.set_removing(first.key(), true);
-                self.removals.spawn(unplug(connection, first.key().clone()));
+                let name = first.key().clone();
+                self.table.set_removing(&name, true);
+                if self.table.drive(&name).is_some() {
+                    self.removals.spawn(discs::eject(connection, name));
+                } else {
+                    self.removals.spawn(unplug(connection, name));
+                }
                 first.insert(vec![reply]);
             }
         }
@@ -356,15 +385,27 @@ impl DisksActor {
     /// Starts a check of all sizes in a blocking thread.
     fn check_sizes(&mut self) {
         self.size_waiters = std::mem::take(&mut self.next_waiters);
-        let probes: Vec<(String, Arc<SizeProbe>)> = self
-            .watched
-            .iter()
-            .map(|(name, watched)| (name.clone(), watched.probe.clone()))
+        let probes = self.watched.iter();
+        let probes: Vec<(String, Arc<SizeProbe>, Option<ClaimSize>)> = probes
+            .map(|(name, watched)| (name.clone(), watched.probe.clone(), watched.claim))
             .collect();
         self.size_check = Some(spawn_blocking(move || {
-            let check_sizes = |(name, probe): (String, Arc<SizeProbe>)| (name, probe.bytes());
-            probes.into_iter().map(check_sizes).collect()
+            let checked = probes.into_iter().map(|(name, probe, claim)| {
+                let extended = claim.map_or(Ok(()), |claim| probe.extend(claim));
+                (name, probe.bytes(), extended.err().map(|error| error.to_string()))
+            });
+            checked.collect()
         }));
+    }
+
+    /// Sets the claims' sizes of all disks that the guest may write to.
+    fn set_claims(&mut self, claims: &BTreeMap<String, ClaimSize>) {
+        for (name, watched) in &mut self.watched {
+            watched.claim = match self.table.is_writable(name) {
+                true => claims.get(name).copied(),
+                false => None,
+            };
+        }
     }
 
     /// Resizes the disks that have grown and returns their names. A disk that shrank is left alone: the guest may still
@@ -374,8 +415,20 @@ impl DisksActor {
         let Some(mut connection) = self.connection.clone() else {
             return grown;
         };
-        for (name, bytes) in sizes {
-            let (Some(watched), Ok(bytes)) = (self.watched.get_mut(&name), bytes) else {
+        for (name, bytes, extend_error) in sizes {
+            let Some(watched) = self.watched.get_mut(&name) else {
+                continue;
+            };
+            if extend_error != watched.extend_error {
+                if let Some(error) = &extend_error {
+                    warn!(
+                        disk = name,
+                        error, "the image could not be extended to its claim's size"
+                    );
+                }
+                watched.extend_error = extend_error;
+            }
+            let Ok(bytes) = bytes else {
                 continue;
             };
             if bytes <= watched.known {
@@ -442,13 +495,19 @@ fn address(disk: &DiskPlan) -> Result<ScsiAddress, VmError> {
 }
 
 impl VmmConnection {
+    /// Sends the descriptor of a volume.
+    async fn send(&self, descriptor: Option<(Token, BorrowedFd<'_>)>) -> Result<(), VmError> {
+        let Some((token, fd)) = descriptor else {
+            return Ok(());
+        };
+        let sent = self.fds.send(&[(token, fd)]).await;
+        sent.map_err(|error| VmError::unavailable(error.to_string()))
+    }
+
     /// Adds a disk. Returns the address that the VMM gave it.
     async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<ScsiAddress, VmError> {
         let (disk, descriptor) = vm_config::plugged(disk, open);
-        if let Some((token, fd)) = descriptor {
-            let sent = self.fds.send(&[(token, fd)]).await;
-            sent.map_err(|error| VmError::unavailable(error.to_string()))?;
-        }
+        self.send(descriptor).await?;
         let request = AddDiskRequest { disk: Some(disk) };
         let added = call_within(AT_ONCE, self.client.add_disk(request)).await?;
         let address = added.into_inner().address.and_then(|address| {

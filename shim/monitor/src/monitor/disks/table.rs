@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use husk_proto::shim::v1::Disk;
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{DiskPlan, NewVolume, PlugError, PlugPlan, VmPlan};
+use husk_vmi::{DeviceType, DiskPlan, NewVolume, PlugError, PlugPlan, VmPlan};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -16,6 +16,7 @@ use crate::monitor::vm_error::VmError;
 #[derive(Debug)]
 pub(in crate::monitor) struct DiskTable {
     plan: VmPlan,
+    /// Disks that were plugged, and drives whose disc was inserted.
     plugged: HashSet<String>,
     path: PathBuf,
     shown: watch::Sender<Vec<Disk>>,
@@ -54,6 +55,12 @@ impl DiskTable {
         });
     }
 
+    /// True if the guest may write to a disk.
+    pub(super) fn is_writable(&self, name: &str) -> bool {
+        let disk = self.plan.disks.iter().find(|disk| disk.name == name);
+        disk.is_some_and(|disk| !disk.read_only)
+    }
+
     /// Plans the disk of a volume that is to be added.
     pub(super) fn plug(&self, volume: &NewVolume) -> Result<PlugPlan, VmError> {
         self.plan.plug(volume).map_err(|error| {
@@ -88,11 +95,42 @@ impl DiskTable {
         self.save();
     }
 
+    /// The CD-ROM drive of this name. It stays when its disc is removed.
+    pub(super) fn drive(&self, name: &str) -> Option<&DiskPlan> {
+        let disk = self.plan.disks.iter().find(|disk| disk.name == name)?;
+        matches!(disk.device, DeviceType::Cdrom { .. }).then_some(disk)
+    }
+
+    /// Records that a disc of this size in bytes is in a drive.
+    pub(super) fn insert(&mut self, drive: DiskPlan, bytes: u64) {
+        self.plugged.insert(drive.name.clone());
+        self.change(&drive.name, |shown| {
+            *shown = Disk {
+                bytes: Some(bytes),
+                ..show(&drive, true)
+            };
+        });
+        self.replace(drive);
+    }
+
+    /// Removes a disk, or the disc of a drive.
     pub(super) fn remove(&mut self, name: &str) {
         self.plugged.remove(name);
+        if let Some(mut drive) = self.drive(name).cloned() {
+            drive.eject();
+            self.change(name, |shown| *shown = show(&drive, false));
+            return self.replace(drive);
+        }
         self.shown
             .send_modify(|disks| disks.retain(|disk| disk.name != name));
         self.plan.disks.retain(|disk| disk.name != name);
+        self.save();
+    }
+
+    fn replace(&mut self, disk: DiskPlan) {
+        if let Some(present) = self.plan.disks.iter_mut().find(|other| other.name == disk.name) {
+            *present = disk;
+        }
         self.save();
     }
 
@@ -116,7 +154,8 @@ fn show(disk: &DiskPlan, plugged: bool) -> Disk {
         scsi,
         plugged,
         read_only: disk.read_only,
-        bytes: None,
+        bytes: disk.is_empty_drive().then_some(0),
         removing: false,
+        origin: disk.origin.clone().unwrap_or_default(),
     }
 }

@@ -1,6 +1,6 @@
 //! Synchronisation of a VMI's volumes and of the sizes of its disks.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -44,8 +44,17 @@ impl GivenData {
 /// Maximum time to wait for the check of disk sizes.
 const SIZE_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Phase of a volume that the guest has not released.
+const DETACHING: &str = "Detaching";
+
+/// True if the volume is of another object than the plugged disk. That of AddVolume is not known.
+fn is_replaced(disk: &Disk, volume: &NewVolume) -> bool {
+    let origin = volume.origin.as_ref();
+    !disk.origin.is_empty() && origin.is_some_and(|origin| *origin != disk.origin)
+}
+
 impl VmiSync {
-    /// Resizes disks, then unplugs and plugs volumes. Returns the state of each volume.
+    /// Extends images and resizes disks, then unplugs and plugs volumes. Returns the state of each volume.
     pub(super) async fn volumes(
         &self,
         vmi: &Vmi,
@@ -53,7 +62,7 @@ impl VmiSync {
         given: &GivenData,
         done: &mut SyncProgress,
     ) -> Result<Vec<VolumeStatus>, VmError> {
-        match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes()).await {
+        match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes(vmi.claims.clone())).await {
             Ok(grown) => {
                 for name in grown? {
                     done.note(Kind::DiskGrew, &name);
@@ -62,13 +71,16 @@ impl VmiSync {
             // The check goes on in the background.
             Err(_) => done.waits = true,
         }
-        let names: HashSet<&str> = wanted.iter().map(|volume| volume.name.as_str()).collect();
         let mut told: BTreeMap<String, VolumeStatus> = BTreeMap::new();
-        for status in self.unplug(&names, done).await? {
+        for status in self.unplug(&wanted, done).await? {
             told.insert(status.name.clone(), status);
         }
         for volume in wanted {
             let name = volume.name.clone();
+            // The volume that it replaces is still there.
+            if told.get(&name).is_some_and(|status| status.phase == DETACHING) {
+                continue;
+            }
             let status = self.plug(volume, given, done).await?;
             done.waits |= status.phase != "Ready";
             told.insert(name, status);
@@ -86,22 +98,29 @@ impl VmiSync {
         Ok(told.into_values().collect())
     }
 
-    /// Unplugs hotplugged volumes that are not in the VMI, in parallel. Returns those that the guest has not released.
+    /// Unplugs hotplugged volumes that are not in the VMI, or are of another object there, in parallel. Returns those
+    /// that the guest has not released.
     async fn unplug(
         &self,
-        wanted: &HashSet<&str>,
+        wanted: &[NewVolume],
         done: &mut SyncProgress,
     ) -> Result<Vec<VolumeStatus>, VmError> {
         let limit = self.release_timeout();
-        let superfluous = self.shown().into_iter();
-        let superfluous = superfluous.filter(|disk| disk.plugged && !wanted.contains(disk.name.as_str()));
+        let wanted: HashMap<&str, &NewVolume> = wanted
+            .iter()
+            .map(|volume| (volume.name.as_str(), volume))
+            .collect();
+        let superfluous = self.shown().into_iter().filter(|disk| {
+            let volume = wanted.get(disk.name.as_str());
+            disk.plugged && volume.is_none_or(|volume| is_replaced(disk, volume))
+        });
         let removals = superfluous.map(async |disk| {
             let removed = self.disks.remove_within(limit, disk.name.clone()).await;
             (disk, removed)
         });
         let mut left = Vec::new();
         for (disk, removed) in join_all(removals).await {
-            let message = match removed {
+            let (reason, message) = match removed {
                 Some(Ok(removed)) => {
                     done.note(Kind::VolumeRemoved, &disk.name);
                     if removed.flush_error.is_empty() {
@@ -119,15 +138,15 @@ impl VmiSync {
                 }
                 // Another call has removed it.
                 Some(Err(VmError::NotFound(_))) => continue,
-                Some(Err(status)) => status.to_string(),
-                None => "the guest has not released it".to_owned(),
+                Some(Err(refused)) => ("VolumeDetachFailed", refused.to_string()),
+                None => ("VolumeInUse", "the guest has not released it".to_owned()),
             };
             done.waits = true;
             left.push(VolumeStatus {
                 name: disk.name.clone(),
                 disk: self.find_disk(&disk.name),
-                phase: "Detaching".into(),
-                reason: "VolumeInUse".into(),
+                phase: DETACHING.into(),
+                reason: reason.into(),
                 message,
             });
         }
@@ -153,12 +172,12 @@ impl VmiSync {
             let message = format!("Successfully attach hotplugged volume {name} to VM");
             status(disk, "Ready", "VolumeReady", message)
         };
-        if let Some(disk) = self.find_disk(&name) {
+        if let Some(disk) = self.find_disk(&name).filter(|disk| !disk.is_empty_drive()) {
             return Ok(match disk.removing {
                 false => ready(Some(disk)),
                 true => {
                     let message = "the guest has not released the previous volume of this name".to_owned();
-                    status(Some(disk), "Detaching", "VolumeInUse", message)
+                    status(Some(disk), DETACHING, "VolumeInUse", message)
                 }
             });
         }
