@@ -44,7 +44,6 @@ pub const DEFAULT: &[Case] = &[
     bad_boot::TRUNCATED_IMAGE,
     bad_boot::HOSTILE_IMAGES,
     machine::SMALL,
-    machine::MEDIUM,
     machine::LARGE,
     command::LIFE,
     console::SESSIONS,
@@ -89,6 +88,7 @@ pub const DEFAULT: &[Case] = &[
 /// | case | covered in every run by |
 /// | --- | --- |
 /// | `truncated-images-full` | `truncated-image`, with Debian 13's image |
+/// | `machine-2cpu-512Mi` | `machine-1cpu-128Mi`, `machine-4cpu-5Gi`; unit tests of CPUID in `husk-vmm` |
 /// | `debian-13-bls` | unit tests of the boot loader entries in `husk-image`; `demo` boots Debian by its `grub.cfg` |
 /// | `debian-13-generic` | `demo`, with the cloud kernel |
 /// | `kernel-upgrade` | `demo` (grub.cfg), `stop`, `reboot`; unit tests of MBR disks in `husk-image` |
@@ -112,6 +112,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
+    machine::MEDIUM,
     debian::BLS,
     debian::GENERIC,
     upgrade::CASE,
