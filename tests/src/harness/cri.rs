@@ -60,6 +60,8 @@ pub struct Container<'a> {
     pub mounts: &'a [api::Mount],
     /// Number of restarts.
     pub attempt: u32,
+    /// ID of its user, its group and its supplementary group, as with `runAsUser`, `runAsGroup` and `fsGroup`.
+    pub user: Option<u32>,
 }
 
 impl Pod {
@@ -185,6 +187,14 @@ impl Cri {
                     resources: Some(api::LinuxContainerResources {
                         cpu_shares: 0,
                         memory_limit_in_bytes: container.memory,
+                    }),
+                    security_context: container.user.map(|user| {
+                        let value = i64::from(user);
+                        api::LinuxContainerSecurityContext {
+                            run_as_user: Some(api::Int64Value { value }),
+                            run_as_group: Some(api::Int64Value { value }),
+                            supplemental_groups: vec![value],
+                        }
                     }),
                 }),
                 ..api::ContainerConfig::default()

@@ -7,8 +7,10 @@ use super::PATIENCE;
 use super::context::{CommandResult, TestContext};
 use super::cri::Cri;
 use super::manifest::Manifest;
+use super::processes;
 use super::program::Session;
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -196,6 +198,16 @@ impl<'s> Containerd<'s> {
             Some(daemon) => daemon.kill(),
             None => Ok(()),
         }
+    }
+
+    /// Calls `run` while containerd is stopped by SIGSTOP.
+    pub fn while_stopped<T>(&self, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        let pid = self.daemon.borrow().as_ref().map(Session::pid);
+        let pid = pid.context("containerd does not run")?;
+        processes::kill(pid, Signal::STOP)?;
+        let result = run();
+        processes::kill(pid, Signal::CONT)?;
+        result
     }
 
     /// Restarts containerd after [`Containerd::kill`].
