@@ -31,7 +31,7 @@ impl KubeVirtVersion {
     /// Checks that the agent knows the version.
     ///
     /// # Errors
-    /// It does not: the text says which it knows.
+    /// For another version; the text names the known ones.
     pub fn check(&self) -> Result<(), String> {
         let mut numbers = self.0.trim_start_matches('v').split('.');
         let mut number = || numbers.next()?.parse::<u32>().ok();

@@ -198,7 +198,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn only_the_value_leaving_counts() {
+    fn only_label_value_leaving_starts_removal() {
         let with = |value: Option<&str>| {
             let mut node = Node::default();
             node.metadata.labels = value.map(|value| [(LABEL.to_owned(), value.to_owned())].into());

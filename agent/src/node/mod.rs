@@ -241,7 +241,7 @@ impl NodeActor {
         Ok(schedulable)
     }
 
-    /// Removes the shim beside the heartbeats, when no VMI can come any more.
+    /// Removes the shim in a task of its own, once no VMI can be scheduled here.
     async fn begin_removal(&mut self) -> Result<(), kube::Error> {
         let is_quiet = self
             .unschedulable_since

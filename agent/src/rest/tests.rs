@@ -133,7 +133,7 @@ async fn operations_reach_the_shim_and_are_events() {
 }
 
 #[tokio::test]
-async fn what_husk_lacks_is_refused_with_a_reason() {
+async fn unsupported_subresources_return_a_reason() {
     let agent = Agent::start().await;
     for (method, operation, code, text) in [
         ("PUT", "freeze", 400, "guest agent"),
@@ -191,7 +191,7 @@ async fn only_virt_api_gets_an_answer() {
 }
 
 #[tokio::test]
-async fn new_certificates_hold_for_new_connections() {
+async fn new_connections_use_reloaded_certificates() {
     let mut agent = Agent::start().await;
     let old = agent.virt_api();
     agent.authority = Authority::new();

@@ -26,7 +26,7 @@ const HEADER_TIMEOUT: Duration = match cfg!(test) {
     true => Duration::from_secs(3),
     false => Duration::from_secs(10),
 };
-/// Time for the request under way of a connection whose time is over.
+/// Time to finish the current request after a connection's maximum lifetime.
 const LAST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A service on one address.

@@ -27,7 +27,7 @@ impl PeerPlaces {
         }
     }
 
-    /// Takes a place; `None` if `peer` has all of its places.
+    /// Reserves a place for a connection; `None` if `peer` is at its limit.
     pub(super) fn take(&self, peer: IpAddr) -> Option<PeerPlace> {
         // The socket may be for IPv6 and IPv4.
         let peer = peer.to_canonical();

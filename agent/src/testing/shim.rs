@@ -108,7 +108,7 @@ impl Shim {
         self.status.send_modify(change);
     }
 
-    /// Ends the VM: its directory goes, and a record of the end stays.
+    /// Ends the VM: removes its directory, and leaves a record of the end.
     pub fn end(&self, phase: Phase, reason: &str) {
         let ended = Status {
             phase: phase.into(),

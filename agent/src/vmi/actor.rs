@@ -1,6 +1,6 @@
-//! The actor of one VMI: it brings the pod's VM to the object, and the object's status to the VM.
+//! The actor of one VMI reconciles it: it applies the VMI's spec to the pod's VM, and writes the VM's state to the status.
 //!
-//! Each round compares the present object with the present VM. An actor can lose what it remembers: after a restart of
+//! Each round compares the present object with the present VM. An actor's memory is not persistent: after a restart of
 //! the agent it calls SyncVmi once more and may repeat an event.
 
 use std::sync::Arc;
@@ -67,15 +67,15 @@ pub struct VmiActor {
     events: EventSender,
     /// The object as the watch has it; `None` once it is deleted.
     object: watch::Receiver<Option<Arc<Vmi>>>,
-    /// The object after the last write, until the watch has it.
+    /// The object that the last PUT returned, until the watch delivers it.
     written: Option<Arc<Vmi>>,
     pod: Option<Pod>,
     sync: Option<Sync>,
-    /// What the last successful call brought to the VM ([`Vmi::desired`]), and its answer.
+    /// What the last successful SyncVmi applied ([`Vmi::desired`]), and its answer.
     synced: Option<(Value, SyncVmiResponse)>,
     /// Error of the last call.
     error: Option<String>,
-    /// The time of the next call, unless the VMI asks for something else than in the last one.
+    /// The time of the next call, unless [`Vmi::desired`] has changed since the last one.
     pause: Option<(Instant, Value)>,
     retry: Duration,
     /// The grace period, in seconds, that the VM was told.
@@ -306,7 +306,7 @@ impl VmiActor {
         true
     }
 
-    /// Starts a call of SyncVmi if the VM does not have what the object asks for.
+    /// Calls SyncVmi in a task of its own, if the VM differs from the VMI.
     fn begin_sync(&mut self, vmi: &Vmi, state: &PodState) -> Next {
         if self.sync.is_some() {
             return Next::Wait;

@@ -1,4 +1,4 @@
-//! Hotpluggable volumes whose attachment pod is there, but not their data.
+//! Hotpluggable volumes whose attachment pod runs and whose data is missing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -27,7 +27,7 @@ impl ForeignList {
     }
 }
 
-/// One VMI's entry. It goes when the value is dropped.
+/// One VMI's entry. Dropping the value removes it.
 #[derive(Debug)]
 pub(super) struct ForeignEntry {
     list: ForeignList,

@@ -337,7 +337,7 @@ async fn conflicts_errors_and_broken_watches_only_delay() {
 
 /// An agent that is killed at any moment of a VMI's life starts its VM once, and the VMI ends as its VM did.
 #[tokio::test]
-async fn thousand_kills_of_the_agent_do_no_harm() {
+async fn killed_agent_starts_each_vm_once() {
     let node = Node::new();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut kills = 0;

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_are_refused() {
+    fn invalid_device_names_are_refused() {
         for bad in ["", "a-name-far-too-long", "../etc", "eth%d", "a b"] {
             assert!(DeviceNames::for_nic(bad).is_err(), "{bad}");
         }

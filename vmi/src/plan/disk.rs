@@ -114,8 +114,7 @@ impl ScsiAddress {
 
     /// Lowest free LUN of target 0; none if all are in use.
     ///
-    /// Disks of the manifest get their addresses in order and hot-plugged disks the next free ones, so an address never
-    /// changes while the disk is attached.
+    /// For the manifest's disks: the VMM chooses the LUN of a hot-plugged disk.
     #[must_use]
     pub fn free(used: impl IntoIterator<Item = ScsiAddress>) -> Option<ScsiAddress> {
         let used: std::collections::HashSet<ScsiAddress> = used.into_iter().collect();

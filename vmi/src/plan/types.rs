@@ -66,7 +66,8 @@ pub struct VmPlan {
     pub memory: Memory,
     /// Disks in the order of the manifest.
     pub disks: Vec<DiskPlan>,
-    /// The SCSI controller; none if `disableHotplug` is set and no disk needs it.
+    /// Settings of the SCSI controller; none if `disableHotplug` is set and no disk needs it. The VMM makes the
+    /// controller in any case; without settings no disk can be plugged.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scsi: Option<ScsiController>,
     /// Network interfaces in the manifest's order.

@@ -1,4 +1,4 @@
-//! Disks: D.
+//! Rules for disks.
 
 use super::common::{faults, refused, with};
 use super::{DISK, INVALID, NIC, UNSUPPORTED, volumes};
@@ -13,7 +13,7 @@ fn disk(more: Value) -> [(&'static str, Value); 1] {
 }
 
 #[test]
-fn d2_d3_d4_disk_names() {
+fn disk_names() {
     let twice = json!([{"name": "root"}, {"name": "root"}]);
     let field = "spec.domain.devices.disks[1].name";
     let text = "spec.domain.devices.disks[1] and spec.domain.devices.disks[0] must not have the same Name.";
@@ -34,7 +34,7 @@ fn d2_d3_d4_disk_names() {
 }
 
 #[test]
-fn d5_to_d9_targets() {
+fn targets() {
     let text = format!("{DISK} can only have a single target type defined");
     refused(&disk(json!({"disk": {}, "cdrom": {}})), INVALID, DISK, &text);
     for kind in ["disk", "lun", "cdrom"] {
@@ -73,7 +73,7 @@ fn d5_to_d9_targets() {
 }
 
 #[test]
-fn d10_d11_boot_orders() {
+fn boot_orders() {
     let field = format!("{DISK}.bootOrder");
     let text = format!("{DISK} must have a boot order > 0, if supplied");
     refused(&disk(json!({"bootOrder": 0})), INVALID, &field, &text);
@@ -95,7 +95,7 @@ fn d10_d11_boot_orders() {
 }
 
 #[test]
-fn d12_d13_serials() {
+fn serials() {
     let field = format!("{DISK}.serial");
     let text = format!("{DISK} must be made up of the following characters [A-Za-z0-9_.+-], if specified");
     refused(&disk(json!({"serial": "a b"})), INVALID, &field, &text);
@@ -104,7 +104,7 @@ fn d12_d13_serials() {
 }
 
 #[test]
-fn d14_io_threads_on_sata() {
+fn io_threads_on_sata() {
     let changes = disk(json!({"disk": {"bus": "sata"}, "dedicatedIOThread": true}));
     refused(
         &changes,
@@ -124,7 +124,7 @@ fn d14_io_threads_on_sata() {
 }
 
 #[test]
-fn d16_d17_d18_modes() {
+fn modes() {
     let field = format!("{DISK}.cache");
     refused(
         &disk(json!({"cache": "unsafe"})),
@@ -145,7 +145,7 @@ fn d16_d17_d18_modes() {
 }
 
 #[test]
-fn d19_block_sizes() {
+fn block_sizes() {
     let size = |logical: i64, physical: i64| {
         disk(json!({"blockSize": {"custom": {"logical": logical, "physical": physical}}}))
     };
@@ -178,7 +178,7 @@ fn d19_block_sizes() {
 }
 
 #[test]
-fn d20_read_only_sata() {
+fn read_only_sata() {
     let changes = disk(json!({"disk": {"bus": "sata", "readonly": true}}));
     refused(
         &changes,
@@ -196,7 +196,7 @@ fn d20_read_only_sata() {
 }
 
 #[test]
-fn d21_pci_addresses() {
+fn pci_addresses() {
     let field = format!("{DISK}.disk.pciAddress");
     let text = format!("disk {field} - setting a PCI address is only possible with bus type virtio.");
     let changes = disk(json!({"disk": {"bus": "scsi", "pciAddress": "0000:81:01.0"}}));

@@ -1,4 +1,4 @@
-//! Interfaces and ports: I, R, and what is not served.
+//! Rules for interfaces and ports, and interfaces that Husk does not have.
 
 use super::common::{faults, refused, with};
 use super::network::network;
@@ -14,7 +14,7 @@ fn nic(more: Value) -> [(&'static str, Value); 2] {
 }
 
 #[test]
-fn i2_to_i6_interfaces() {
+fn interfaces() {
     let field = format!("{NIC}.name");
     let networks = json!([{"name": "default", "pod": {}}]);
     let changes = network(json!([{"name": "x", "bridge": {}}]), networks.clone());
@@ -52,7 +52,7 @@ fn i2_to_i6_interfaces() {
 }
 
 #[test]
-fn i7_i8_i12_i13_i14_interface_settings() {
+fn interface_settings() {
     let field = format!("{NIC}.macAddress");
     let text = "The requested MAC address is reserved for the in-pod bridge. Please choose another one.";
     refused(
@@ -129,7 +129,7 @@ fn i7_i8_i12_i13_i14_interface_settings() {
 }
 
 #[test]
-fn r1_to_r4_ports() {
+fn ports() {
     let ports = |ports: Value| nic(json!({"masquerade": {}, "ports": ports}));
     let field = format!("{NIC}.ports[0]");
     refused(

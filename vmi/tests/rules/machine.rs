@@ -1,11 +1,11 @@
-//! Firmware, names, policies, probes, and what stands around the spec: F, K, A, B, X, W.
+//! Rules for firmware, names, policies, probes, and for the object around the spec.
 
 use super::common::{faults, refused, with};
 use super::{INVALID, REQUIRED};
 use serde_json::{Value, json};
 
 #[test]
-fn f1_f2_f3_firmware() {
+fn firmware() {
     let text =
         "spec.domain has EFI SecureBoot enabled. SecureBoot requires SMM, which is currently disabled.";
     refused(
@@ -46,7 +46,7 @@ fn f1_f2_f3_firmware() {
 }
 
 #[test]
-fn k1_to_k4_kernel_boot() {
+fn kernel_boot() {
     let boot = |boot: Value| [("domain/firmware/kernelBoot", boot)];
     let path = "spec.domain.firmware.kernelBoot";
     let text = "kernel arguments cannot be provided without an external kernel";
@@ -91,7 +91,7 @@ fn k1_to_k4_kernel_boot() {
 }
 
 #[test]
-fn a1_a2_a3_names() {
+fn names() {
     let field = "spec.domain.machine.type";
     let text = format!("{field} is not supported: pc-i440fx (allowed values: [q35* pc-q35*])");
     refused(
@@ -117,7 +117,7 @@ fn a1_a2_a3_names() {
 }
 
 #[test]
-fn a5_a6_a7_policies_and_inputs() {
+fn policies_and_inputs() {
     let changes = [("domain/ioThreadsPolicy", json!("bogus"))];
     refused(
         &changes,
@@ -144,7 +144,7 @@ fn a5_a6_a7_policies_and_inputs() {
 }
 
 #[test]
-fn a9_a10_strategies() {
+fn strategies() {
     let text = "spec.evictionStrategy is set with an unrecognized option: fantasy";
     refused(
         &[("evictionStrategy", json!("fantasy"))],
@@ -169,7 +169,7 @@ fn a9_a10_strategies() {
 }
 
 #[test]
-fn b1_b2_b3_probes() {
+fn probes() {
     for name in ["livenessProbe", "readinessProbe"] {
         let field = format!("spec.{name}");
         let probe = json!({"exec": {"command": []}, "tcpSocket": {"port": 1}});
@@ -200,7 +200,7 @@ fn b1_b2_b3_probes() {
 }
 
 #[test]
-fn x2_annotations() {
+fn annotations() {
     let mut manifest = with(&[]);
     manifest["metadata"]["annotations"] = json!({"hooks.kubevirt.io/hookSidecars": "[]"});
     let faults = faults(&manifest);
@@ -213,7 +213,7 @@ fn x2_annotations() {
 }
 
 #[test]
-fn w1_run_strategies() {
+fn run_strategies() {
     let vm = |spec: Value| {
         let mut spec = spec;
         spec["template"] = json!({"spec": with(&[])["spec"]});

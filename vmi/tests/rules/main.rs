@@ -1,4 +1,4 @@
-//! Every admission rule: the manifest that breaks it, the reason, the field and the exact text. Named by the rule's id.
+//! Every admission rule: the manifest that breaks it, the reason, the field and the exact text.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Memory and CPUs: M, P.
+//! Rules for memory and CPUs.
 
 use super::common::refused;
 use super::{INVALID, LIMIT, REQUEST, REQUIRED, UNSUPPORTED};
@@ -11,7 +11,7 @@ fn memory(request: &str, more: &[(&'static str, Value)]) -> Vec<(&'static str, V
 }
 
 #[test]
-fn m0_some_memory() {
+fn some_memory() {
     refused(
         &[("domain/resources", json!({}))],
         REQUIRED,
@@ -22,7 +22,7 @@ fn m0_some_memory() {
 }
 
 #[test]
-fn m1_at_least_a_megabyte() {
+fn at_least_a_megabyte() {
     refused(
         &memory("64Ki", &[]),
         INVALID,
@@ -32,7 +32,7 @@ fn m1_at_least_a_megabyte() {
 }
 
 #[test]
-fn m2_never_negative() {
+fn never_negative() {
     refused(
         &memory("-1Gi", &[]),
         INVALID,
@@ -49,7 +49,7 @@ fn m2_never_negative() {
 }
 
 #[test]
-fn m3_request_within_limit() {
+fn request_within_limit() {
     let changes = memory("128Mi", &[("domain/resources/limits/memory", json!("64Mi"))]);
     refused(
         &changes,
@@ -60,7 +60,7 @@ fn m3_request_within_limit() {
 }
 
 #[test]
-fn m4_guest_within_limit() {
+fn guest_within_limit() {
     let changes = [
         ("domain/resources/limits/memory", json!("128Mi")),
         ("domain/memory/guest", json!("129Mi")),
@@ -71,7 +71,7 @@ fn m4_guest_within_limit() {
 }
 
 #[test]
-fn m5_m6_m7_huge_pages() {
+fn huge_pages() {
     let field = "spec.domain.hugepages.size";
     let pages = |size: &str| ("domain/memory/hugepages/pageSize", json!(size));
     refused(
@@ -90,7 +90,7 @@ fn m5_m6_m7_huge_pages() {
 }
 
 #[test]
-fn p0_p1_cpu_resources() {
+fn cpu_resources() {
     let request = "spec.domain.resources.requests.cpu";
     let limit = "spec.domain.resources.limits.cpu";
     let text = format!("{request} '-200m': must be greater than or equal to 0.");
@@ -120,7 +120,7 @@ fn p0_p1_cpu_resources() {
 }
 
 #[test]
-fn p2_feature_policies() {
+fn feature_policies() {
     refused(
         &[(
             "domain/cpu/features",
@@ -133,7 +133,7 @@ fn p2_feature_policies() {
 }
 
 #[test]
-fn p3_isolated_emulator_thread() {
+fn isolated_emulator_thread() {
     refused(
         &[("domain/cpu/isolateEmulatorThread", json!(true))],
         INVALID,
@@ -143,7 +143,7 @@ fn p3_isolated_emulator_thread() {
 }
 
 #[test]
-fn p4_to_p10_dedicated_cpus() {
+fn dedicated_cpus() {
     let cpu = "spec.domain.cpu.dedicatedCpuPlacement";
     let request = "spec.domain.resources.requests.cpu";
     let limit = "spec.domain.resources.limits.cpu";
@@ -204,7 +204,7 @@ fn p4_to_p10_dedicated_cpus() {
 }
 
 #[test]
-fn p11_sockets_within_maximum() {
+fn sockets_within_maximum() {
     refused(
         &[("domain/cpu", json!({"sockets": 8, "maxSockets": 4}))],
         INVALID,

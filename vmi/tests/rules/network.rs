@@ -1,4 +1,4 @@
-//! Networks and name servers: N, A4.
+//! Rules for networks and name servers.
 
 use super::common::{faults, refused, with};
 use super::{DUPLICATE, INVALID, REQUIRED, UNSUPPORTED};
@@ -9,7 +9,7 @@ pub(super) fn network(interfaces: Value, networks: Value) -> [(&'static str, Val
 }
 
 #[test]
-fn n2_to_n6_networks() {
+fn networks() {
     let a = json!([{"name": "a", "bridge": {}}]);
     let text = "Network with name \"a\" already exists, every network must have a unique name";
     let twice = json!([{"name": "a", "pod": {}}, {"name": "a", "pod": {}}]);
@@ -124,7 +124,7 @@ fn the_network_behind_the_pod_has_room() {
 }
 
 #[test]
-fn a4_name_servers() {
+fn name_servers() {
     let text = "DNSPolicy: FirstCome is not supported, valid values: [ClusterFirstWithHostNet ClusterFirst Default None ]";
     refused(
         &[("dnsPolicy", json!("FirstCome"))],

@@ -1,11 +1,11 @@
-//! Volumes: V, C, H.
+//! Rules for volumes.
 
 use super::common::{faults, refused, with};
 use super::{INVALID, MISSING, REQUIRED, volumes};
 use serde_json::{Value, json};
 
 #[test]
-fn v1_d1_n1_i1_lists_are_bounded() {
+fn lists_are_bounded() {
     let many = |make: fn(usize) -> Value| json!((0..257).map(make).collect::<Vec<_>>());
     refused(
         &volumes(many(
@@ -27,7 +27,7 @@ fn v1_d1_n1_i1_lists_are_bounded() {
 }
 
 #[test]
-fn v2_volume_names_are_unique() {
+fn volume_names_are_unique() {
     let disk = json!({"name": "root", "emptyDisk": {"capacity": "1Gi"}});
     refused(
         &volumes(json!([disk, disk])),
@@ -38,7 +38,7 @@ fn v2_volume_names_are_unique() {
 }
 
 #[test]
-fn v3_one_source() {
+fn one_source() {
     let text = "spec.volumes[0] must have exactly one source type set";
     refused(
         &volumes(json!([{"name": "root"}])),
@@ -51,7 +51,7 @@ fn v3_one_source() {
 }
 
 #[test]
-fn v5_v6_names_of_sources() {
+fn names_of_sources() {
     let list = volumes(json!([{"name": "a", "dataVolume": {"name": ""}}]));
     refused(
         &list,
@@ -93,7 +93,7 @@ fn every_source_that_is_served_is_valid() {
 }
 
 #[test]
-fn v7_one_of_a_kind() {
+fn one_of_a_kind() {
     for (source, name) in [
         ("serviceAccount", "serviceAccount"),
         ("downwardMetrics", "downwardMetric"),
@@ -106,7 +106,7 @@ fn v7_one_of_a_kind() {
 }
 
 #[test]
-fn v8_v9_paths_in_images() {
+fn paths_in_images() {
     let field = "spec.volumes[0].containerDisk";
     let list = |path: &str| volumes(json!([{"name": "a", "containerDisk": {"image": "i", "path": path}}]));
     refused(
@@ -122,7 +122,7 @@ fn v8_v9_paths_in_images() {
 }
 
 #[test]
-fn c1_to_c5_cloud_init() {
+fn cloud_init_of_both_kinds() {
     for kind in ["cloudInitNoCloud", "cloudInitConfigDrive"] {
         cloud_init(kind);
     }
@@ -189,7 +189,7 @@ fn cloud_init(kind: &str) {
 }
 
 #[test]
-fn h2_h3_h4_host_disks() {
+fn host_disks() {
     let field = "spec.volumes[0].hostDisk";
     let list = |source: Value| volumes(json!([{"name": "a", "hostDisk": source}]));
     let text = format!("{field}.path is required for hostDisk volume");

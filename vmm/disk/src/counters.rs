@@ -20,7 +20,7 @@ pub struct DiskCounters {
     pub flushes: u64,
 }
 
-/// The counters of one engine, which alone writes them. Of a cache line of their own, since each engine has a thread.
+/// The counters of one engine, written by its thread only, and so aligned to a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct EngineTotals {

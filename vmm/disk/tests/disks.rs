@@ -60,7 +60,7 @@ fn lock(file: &File) -> bool {
 }
 
 #[test]
-fn disks_come_and_go_while_others_are_busy() {
+fn disks_attach_and_detach_during_io_on_others() {
     for kind in KINDS {
         let mut engine = engine(kind, 40);
         let images: Vec<_> = (0..40).map(|_| image(MIB)).collect();

@@ -17,7 +17,7 @@ async fn slow_list_of_kubevirt_objects_does_not_fail_health() {
 }
 
 #[tokio::test]
-async fn crowd_of_probes_shares_one_check() {
+async fn concurrent_probes_share_one_check() {
     let api = ApiServer::default();
     let health = ApiHealth::start(api.client());
     let answers = join_all((0..500).map(|_| health.get())).await;

@@ -129,7 +129,7 @@ impl Agent {
 }
 
 #[tokio::test]
-async fn health_is_that_of_the_api_server_which_is_asked_seldom() {
+async fn healthz_reports_cached_api_server_version() {
     let agent = Agent::start().await;
     for _ in 0..20 {
         let (code, head, body) = agent.get("/healthz").await;

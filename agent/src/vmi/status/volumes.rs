@@ -47,7 +47,7 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
     }
 }
 
-/// Moves the entry of a hotpluggable volume to its next phase, if the agent writes that.
+/// Sets the phase to Ready or UnMountedFromPod if the VM's state calls for it.
 fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, reported: &str) {
     let present = entry["phase"].as_str().unwrap_or_default();
     // The agent never writes MountedToPod. It mounts nothing, and virt-controller leaves a volume in that phase out of the

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 
 use super::vm_error::VmError;
 
-/// A client of the VMM, and the socket for the descriptors that its calls name.
+/// A client of the VMM, and the socket that passes the descriptors which its calls name.
 #[derive(Debug, Clone)]
 pub(super) struct VmmConnection {
     pub(super) client: VmmClient<Channel>,

@@ -154,7 +154,7 @@ fn names_stay_inside_the_directory() {
 }
 
 #[test]
-fn crash_between_mkdir_and_lock_does_no_harm() {
+fn state_recovers_after_crash_between_mkdir_and_lock() {
     let (_home, runtime) = runtime();
     fs::create_dir_all(runtime.path().join("default/demo")).unwrap();
     assert_eq!(runtime.remove_abandoned().unwrap(), []);
@@ -187,7 +187,7 @@ fn interrupted_removal_is_completed() {
 }
 
 #[test]
-fn a_runtime_directory_goes_when_no_vm_is_left() {
+fn runtime_directory_is_removed_after_the_last_vm() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = RuntimeDir::at(dir.path().join("husk"));
     assert!(!runtime.remove_if_unused().unwrap());

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_right() {
+    fn ip_and_udp_checksums_match() {
         let to = (GUEST, Ipv4Addr::new(10, 0, 2, 2));
         let frame = to_client((MacAddr::GATEWAY, Ipv4Addr::new(10, 0, 2, 1)), to, b"odd").unwrap();
         let ip = &frame[ETHERNET..ETHERNET + IPV4];

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_has_its_address_and_all_are_given() {
+    fn address_is_stable_per_vm_and_covers_the_subnet() {
         let gateway = Ipv4Net::new_assert([10, 77, 0, 1].into(), 20);
         let first = |vm| guest_addresses(gateway, vm).next().unwrap();
         assert_eq!(first("default/a"), first("default/a"));

@@ -95,7 +95,7 @@ fn frames_pass_unchanged_both_ways() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
+fn bridge_forwards_frames_unchanged_between_guests() {
     let pods = Pod::neighbours();
     let mut guests = pods.each_ref().map(|pod| {
         let prepared = pod.ready(&interface(Binding::Bridge));

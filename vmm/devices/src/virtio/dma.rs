@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn finishing_marks_and_returns_the_parts() {
+    fn finishing_marks_segments_dirty_and_returns_them() {
         let mem = guest();
         let list = segments(&[(7 * PAGE, 2 * PAGE as u32)]);
         let (same, returned) = DmaMapping::writable(Arc::clone(&mem), list.clone()).finish();

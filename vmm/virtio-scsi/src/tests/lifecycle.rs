@@ -167,7 +167,7 @@ fn errors_of_a_unit_being_removed_pause_nothing() {
 }
 
 #[test]
-fn the_actor_keeps_pace() {
+fn actor_switches_to_sched_other_after_single_requests() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     for _ in 0..40 {
         assert!(guest.run(at(0, 1), &[0; 6], &[]).good());
@@ -202,7 +202,7 @@ fn drivers_come_and_go() {
 }
 
 #[test]
-fn a_broken_engine_costs_the_controller() {
+fn engine_failure_sets_device_needs_reset() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
     script.break_down();
     guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);

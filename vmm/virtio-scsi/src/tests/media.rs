@@ -98,7 +98,7 @@ fn media_changes_need_a_drive_and_a_disc() {
 }
 
 #[test]
-fn a_disc_leaves_when_its_last_read_has_ended() {
+fn eject_waits_for_running_reads() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     drive(&mut guest, Some(disc(16, 0)));
     guest.add(at(0, 5), &read10(0, 1), &[(DATA, 2048, WRITE)]);

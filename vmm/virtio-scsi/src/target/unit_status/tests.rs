@@ -26,7 +26,7 @@ fn a_new_unit_reports_power_on() {
 }
 
 #[test]
-fn attentions_come_in_order_and_power_on_ends_others() {
+fn unit_attentions_are_ordered_and_power_on_clears_others() {
     let mut rig = Rig::disk(disk_limits());
     rig.unit.resize(5000).unwrap();
     rig.unit.establish_unit_attention(UnitAttention::InquiryChanged);

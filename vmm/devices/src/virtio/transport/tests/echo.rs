@@ -195,7 +195,7 @@ impl<'a> Driver<'a> {
 }
 
 #[test]
-fn requests_go_round_across_pauses_and_moves() {
+fn requests_complete_across_pause_and_bar_move() {
     let mut m = Machine::with_memory(Echo::default(), memory());
     let mem = m.mem.clone();
     let mem = mem.memory();
