@@ -119,9 +119,15 @@ struct Agent<'a> {
 impl<'a> Agent<'a> {
     fn start(ctx: &TestContext, cluster: &'a Cluster<'a>, log: &str) -> Result<Self> {
         let mut command = Command::new(program("husk-agent"));
+        // The node's containerd has the shim in another place than the agent's own installation.
+        let versions = ctx.path("versions");
+        std::fs::create_dir_all(versions.join("0.0.0"))?;
+        std::fs::write(versions.join("0.0.0/containerd-shim-husk-v2"), "")?;
         command
             .arg("--runtime-dir")
             .arg(ctx.runtime_dir())
+            .arg("--versions-dir")
+            .arg(versions)
             .env("NODE_NAME", NODE)
             .env("KUBECONFIG", ctx.path("kubernetes/kubeconfig"));
         let session = Session::piped(command, &ctx.log(log))?;
