@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namesake_elsewhere_is_pointed_out() {
+    fn a_vm_of_this_name_in_another_directory_is_named() {
         let vm = |text: &str| text.parse::<VmRef>().unwrap();
         let live = [vm("test/demo"), vm("other")];
         assert_eq!(

@@ -431,7 +431,7 @@ impl Terminal {
 const BANNER: &str = "Successfully connected to demo console. The escape sequence is ^]\r\n";
 
 #[test]
-fn a_terminal_is_raw_on_the_console_and_comes_back() {
+fn the_terminal_is_raw_on_the_console_and_restored_after() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");
     let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));
@@ -445,7 +445,7 @@ fn a_terminal_is_raw_on_the_console_and_comes_back() {
 }
 
 #[test]
-fn a_terminal_comes_back_when_the_vm_ends_and_on_signals() {
+fn the_terminal_is_restored_when_the_vm_ends_and_on_signals() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");
     let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));

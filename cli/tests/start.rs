@@ -20,7 +20,7 @@ spec:
 ";
 
 #[test]
-fn a_doubtful_start_comes_with_a_note() {
+fn a_doubtful_start_has_a_note() {
     let root = tempfile::tempdir().unwrap();
     let image = root.path().join("disk.img");
     std::fs::write(&image, b"QFI\xfb").unwrap();

@@ -17,7 +17,7 @@ fn test_context() -> Result<(TestContext, tempfile::TempDir)> {
 
 #[test]
 #[ignore = "needs root"]
-fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
+fn pods_reach_each_other_the_node_and_outside_addresses() -> Result<()> {
     let (ctx, _folder) = test_context()?;
     let node = Node::new(&ctx, 1450)?;
     let (one, two) = (node.pod(5)?, node.pod(6)?);
@@ -41,7 +41,7 @@ fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_in_a_pod_and_passes_it_is_seen() -> Result<()> {
+fn changes_in_a_pod_and_frames_through_it_are_found() -> Result<()> {
     let (ctx, _folder) = test_context()?;
     let node = Node::new(&ctx, 1500)?;
     let pod = node.pod(5)?;

@@ -71,7 +71,7 @@ fn defaults_are_those_of_kubevirt() {
 }
 
 #[test]
-fn what_is_given_is_planned() {
+fn settings_of_the_manifest_are_planned() {
     let plan = planned(&[
         ("domain/devices/rng", json!({})),
         ("domain/devices/autoattachMemBalloon", json!(false)),

@@ -144,7 +144,7 @@ fn an_instance_is_planned() {
 }
 
 #[test]
-fn a_machine_is_planned_and_other_documents_are_told_apart() {
+fn a_vm_is_planned_and_other_documents_are_recognised() {
     let documents = load(MACHINE).unwrap();
     assert!(
         matches!(&documents[0], Loaded::Other { kind, name, .. } if kind == "Secret" && name == "unused")
@@ -198,7 +198,7 @@ fn a_machine_is_planned_and_other_documents_are_told_apart() {
 }
 
 #[test]
-fn what_a_desktop_needs_is_served_or_noted() {
+fn desktop_devices_are_served_or_noted() {
     let vmi = only(DESKTOP);
     let plan = plan(&vmi, &resources(&[("drivers", "/images/drivers.iso")])).unwrap();
     let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();

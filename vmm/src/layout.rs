@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_goes_below_the_hole_first() {
+    fn memory_fills_the_range_below_the_hole_first() {
         let small = Layout::new(512 << 20, 40).unwrap();
         assert_eq!((small.ram.len(), small.low_ram_end()), (1, 512 << 20));
         let large = Layout::new(5 << 30, 48).unwrap();

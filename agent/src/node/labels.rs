@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stale_labels_go_and_others_stay() {
+    fn stale_labels_are_removed_and_others_kept() {
         let cpu = Cpu {
             vendor: Some("AMD"),
             features: ["sse4.1".to_owned()].into(),

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shim_goes_when_no_vmi_is_left() {
+    fn the_shim_is_removed_when_no_vmi_is_left() {
         let vmis: BTreeSet<String> = ["default/a".to_owned()].into();
         let none = BTreeSet::new();
         let failure = "shims of pods still run".to_owned();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_that_fail_come_less_often() {
+    fn failed_removals_are_retried_at_growing_intervals() {
         let seconds = [1, 2, 3, 5, 6, 1000].map(|failures| retry_after(failures).as_secs());
         assert_eq!(seconds, [15, 30, 60, 240, 300, 300]);
     }

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_its_places() {
+    fn each_address_has_a_limit_of_connections() {
         let places = PeerPlaces::new(2);
         let (one, mapped, other) = ("10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2");
         let take = |peer: &str| places.take(peer.parse().unwrap());

@@ -407,7 +407,7 @@ fn hotplug(vmi: &mut Value, disk: &str) {
 }
 
 #[tokio::test]
-async fn volume_whose_data_does_not_come_is_one_event() {
+async fn a_volume_without_data_causes_one_event() {
     let node = Node::new();
     let shim = Shim::start(node.dir.path(), "vm-pod");
     let mut scheduled = vmi("vm");

@@ -20,8 +20,8 @@ const CASES: &[(&str, fn())] = &[
     ("a_plain_configuration_is_edited", a_plain_configuration_is_edited),
     ("pods_keep_their_version", pods_keep_their_version),
     (
-        "what_containerd_rejects_is_undone",
-        what_containerd_rejects_is_undone,
+        "a_rejected_configuration_is_rolled_back",
+        a_rejected_configuration_is_rolled_back,
     ),
     ("a_lost_handler_is_undone", a_lost_handler_is_undone),
     (
@@ -29,8 +29,8 @@ const CASES: &[(&str, fn())] = &[
         a_containerd_that_does_not_start_gets_its_configuration_back,
     ),
     (
-        "a_containerd_that_never_starts_is_told",
-        a_containerd_that_never_starts_is_told,
+        "a_containerd_that_never_starts_is_reported",
+        a_containerd_that_never_starts_is_reported,
     ),
     ("removal_leaves_nothing", removal_leaves_nothing),
     ("removal_waits_for_pods", removal_waits_for_pods),
@@ -138,7 +138,7 @@ fn pods_keep_their_version() {
     assert_eq!((rig.versions(), rig.restarts()), (second, 2));
 }
 
-fn what_containerd_rejects_is_undone() {
+fn a_rejected_configuration_is_rolled_back() {
     for config in [IMPORTING, PLAIN] {
         let rig = Rig::new(config);
         let before = rig.text("config.toml");
@@ -184,7 +184,7 @@ fn a_containerd_that_does_not_start_gets_its_configuration_back() {
     }
 }
 
-fn a_containerd_that_never_starts_is_told() {
+fn a_containerd_that_never_starts_is_reported() {
     let rig = Rig::new(IMPORTING);
     rig.done("install");
     let first = rig.versions()[0].clone();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_of_the_address_goes_without_saying() {
+    fn the_network_of_the_address_needs_no_route() {
         let pod = nic(
             "10.244.1.5/24",
             &[

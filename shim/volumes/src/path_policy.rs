@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_a_pod_is_a_regular_file_of_its_own() {
+    fn a_claims_image_is_a_regular_file_in_its_directory() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.img");
         let refused = |paths: &PathPolicy| paths.resolve_claim(dir.path()).unwrap_err().to_string();

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_is_there_to_stay() {
+    fn sealed_content_cannot_be_changed() {
         let file = File::from(create("test", b"content").unwrap());
         let mut read = [0; 7];
         file.read_exact_at(&mut read, 0).unwrap();

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_places_of_their_own() {
+    fn blocks_have_different_offsets() {
         let mut places: Vec<u64> = (0..PLACES).map(place).collect();
         places.sort_unstable();
         places.dedup();

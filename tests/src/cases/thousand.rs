@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_is_told_from_a_field() {
+    fn a_mapping_is_distinguished_from_a_field() {
         assert_eq!(
             mapping("7f0000000000-7f0010000000 rw-p 00000000 00:00 0"),
             Some(1 << 28)

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_expected_is_passed_over() {
+    fn expected_output_is_skipped() {
         let output = OutputBuffer::default();
         output.push(b"one two");
         let soon = Duration::from_millis(20);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piped_program_is_heard_to_its_end() {
+    fn a_piped_program_is_read_to_its_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = folder.path().join("log");
         let session = Session::piped(shell("echo out; echo err >&2; exit 3"), &log).expect("starts");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hung_program_is_told_and_killed() {
+    fn a_hung_program_is_reported_and_killed() {
         let folder = tempfile::tempdir().expect("a folder");
         let session = Session::piped(shell("exec sleep 60"), &folder.path().join("log")).expect("starts");
         let pid = session.pid();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_says_nothing_is_bridged_to_the_pods_network() {
+    fn a_vm_without_interfaces_is_bridged_to_the_pods_network() {
         assert_eq!(planned(json!([]), json!([]), &[]).nics, [plain("default")]);
         assert_eq!(on_pod(json!({}), json!({})), plain("default"));
         let off = [("autoattachPodInterface", json!(false))];

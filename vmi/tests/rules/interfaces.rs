@@ -166,7 +166,7 @@ fn ports() {
 }
 
 #[test]
-fn what_no_interface_can_have() {
+fn impossible_interface_settings_are_refused() {
     let text = format!("{NIC} can only have a single binding defined");
     refused(&nic(json!({"bridge": {}, "masquerade": {}})), INVALID, NIC, &text);
     for mac in ["01:00:5e:00:00:01", "00:00:00:00:00:00"] {
@@ -195,7 +195,7 @@ fn what_no_interface_can_have() {
 }
 
 #[test]
-fn what_is_refused_says_what_to_do_instead() {
+fn refusals_name_the_alternative() {
     let passt =
         "passt is not supported; use bridge (the guest gets the pod's address) or masquerade (NAT behind it)";
     for (name, value, text) in [

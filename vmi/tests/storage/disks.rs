@@ -175,7 +175,7 @@ fn settings_are_carried_over() {
 }
 
 #[test]
-fn what_is_shared_is_not_cached() {
+fn shareable_disks_are_not_cached() {
     assert_eq!(one(json!({"shareable": true})).cache, CacheMode::None);
     assert_eq!(
         one(json!({"shareable": true, "cache": "none"})).cache,

@@ -101,7 +101,7 @@ fn a_volume_of_a_drives_name_is_its_disc() {
 }
 
 #[test]
-fn what_cannot_be_plugged_is_refused() {
+fn unsuitable_volumes_are_not_plugged() {
     let vm = vm();
     for name in ["", "A", "-a", "a/b", &"a".repeat(64)] {
         assert!(matches!(vm.plug(&volume(name, "/a")), Err(PlugError::Name(..))));

@@ -6,7 +6,7 @@ use husk_vmi::{DiskSource, FormatPolicy, PodResources, SeedData, SeedLayout, VmP
 use serde_json::{Value, json};
 
 #[test]
-fn a_volume_without_a_disk_is_given_one() {
+fn a_volume_without_a_disk_gets_one() {
     let plan = planned(&[(
         "volumes",
         json!([{"name": "scratch", "emptyDisk": {"capacity": "10Mi"}}, {"name": "root", "dataVolume": {"name": "root"}}]),
@@ -291,7 +291,7 @@ fn objects_become_disks_of_their_files() {
 }
 
 #[test]
-fn only_what_keeps_nothing_is_overlaid_and_only_new_images_are_probed() {
+fn ephemeral_disks_get_overlays_and_new_images_are_probed() {
     for (volume, read_only, overlay, format) in [
         (
             json!({"containerDisk": {"image": "i"}}),

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_comes_first_and_exhausted_ones_last() {
+    fn the_newest_is_first_and_exhausted_ones_last() {
         let mut entries = [
             entry("m-6.1.0-9.conf", "linux /k"),
             entry("m-6.1.0-10.conf", "linux /k"),

@@ -293,7 +293,7 @@ fn a_cluster_chain_that_loops_ends() {
 
 /// Sizes the ext reader would allocate by.
 #[test]
-fn inodes_of_absurd_size_cost_nothing() {
+fn inodes_of_absurd_size_are_refused_cheaply() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let long = format!("->/{}boot/kernel", "./".repeat(60));

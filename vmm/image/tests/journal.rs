@@ -172,7 +172,7 @@ fn a_torn_transaction_does_not_count() {
 }
 
 #[test]
-fn a_log_that_wraps_is_read_round_its_end() {
+fn a_log_is_read_past_its_wrap() {
     let image = Image::new(&["-t", "ext4", "-O", "^metadata_csum"], 1024);
     let [a, b, c] = image.blocks[..] else { panic!() };
     let (first, second) = (image.data("1", b'1', &[b"", b""]), image.data("2", b'2', &[b""]));

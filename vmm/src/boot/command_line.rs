@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_panic_timeout_stays() {
+    fn a_given_panic_timeout_is_kept() {
         for given in [
             "panic=0",
             "quiet panic=-1 ro",

@@ -17,7 +17,7 @@ fn guest(kind: EngineKind) -> Guest {
 }
 
 #[test]
-fn a_driver_can_leave_and_another_come() {
+fn a_second_driver_can_take_over() {
     for kind in KINDS {
         let mut guest = guest(kind);
         for round in 0..5u64 {
@@ -150,7 +150,7 @@ fn short(kind: EngineKind) -> (Guest, u16, u64) {
 }
 
 #[test]
-fn a_held_request_goes_on_after_a_pause() {
+fn a_held_request_continues_after_a_pause() {
     for kind in KINDS {
         let (mut guest, head, status) = short(kind);
         for _ in 0..2 {
@@ -238,7 +238,7 @@ fn breaks(what: &str, damage: impl Fn(&mut Guest)) {
 }
 
 #[test]
-fn a_chain_without_a_place_for_a_status_costs_the_device() {
+fn a_chain_without_room_for_a_status_sets_device_needs_reset() {
     breaks("no writable descriptor", |guest| {
         guest.driver.add(&[(HEADERS, 16, 0)]);
     });
@@ -259,7 +259,7 @@ fn a_chain_without_a_place_for_a_status_costs_the_device() {
 }
 
 #[test]
-fn a_broken_ring_costs_the_device() {
+fn a_broken_ring_sets_device_needs_reset() {
     breaks("a loop", |guest| {
         guest.driver.put(100, (HEADERS, 16, NEXT), 101);
         guest.driver.put(101, (STATUSES, 1, NEXT | WRITE), 101);

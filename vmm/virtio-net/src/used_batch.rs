@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_anywhere_in_the_batch_counts() {
+    fn an_event_anywhere_in_the_batch_is_seen() {
         let mem = memory(&[(0, 0x10000)]);
         let driver = Driver::new(&mem, 0, 8, 0x1000);
         let mut queue = driver.queue(true).queue;

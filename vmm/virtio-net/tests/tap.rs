@@ -41,7 +41,7 @@ with_both_datapaths! {
     flows_spread_over_the_pairs_in_use
     pairs_change_under_load
     the_link_goes_down_and_up
-    a_broken_ring_costs_the_device
+    a_broken_ring_sets_device_needs_reset
     drivers_pause_and_leave_under_load
     a_load_arrives_without_loss
 }
@@ -256,7 +256,7 @@ fn the_link_goes_down_and_up(vhost: bool) {
     assert_eq!(seen, frame(PEER, 60, 3));
 }
 
-fn a_broken_ring_costs_the_device(vhost: bool) {
+fn a_broken_ring_sets_device_needs_reset(vhost: bool) {
     let mut guest = Guest::new(2, 0, vhost);
     let wire = Wire::new();
     guest.break_ring(0);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_events_come_back() {
+    fn fields_of_events_are_read_back() {
         for number in [0, 1, 255, 256, 300, 16_383] {
             let lun = Lun::new(number).unwrap();
             let address = UnitAddress { target: 5, lun };

@@ -246,7 +246,7 @@ mod tests {
     const EXCLUSIVE: fn(u16) -> bool = |tag| tag >= 100;
 
     #[test]
-    fn simple_tasks_run_beside_each_other_and_ordered_ones_between() {
+    fn simple_tasks_run_in_parallel_and_ordered_ones_alone() {
         let mut order = TaskSet::default();
         assert!(order.enter(1, false, false));
         assert!(order.enter(2, false, false));

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_is_found() {
+    fn files_of_an_archive_are_read() {
         let archive = newc(&[("script", b"echo a\n"), ("b", b""), ("jobs", b"12345678")]);
         let found = read(&archive);
         let names: Vec<&str> = found.iter().map(|(name, ..)| name.as_str()).collect();

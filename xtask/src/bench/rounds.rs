@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_done_again_while_there_are_spare_runs() {
+    fn failed_runs_are_repeated_while_spare_runs_are_left() {
         let attempts = Attempts::new(2);
         let mut done = 0;
         let mut work = |fail| {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
+    fn unmeasured_targets_are_not_judged() {
         assert_eq!(check(&record(&[1.0], &[]), &[target(1.0, None)]), "");
     }
 

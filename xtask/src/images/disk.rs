@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn core_image_learns_its_place() {
+    fn core_image_gets_its_prefix() {
         let mut boot = vec![0; 512];
         let mut core = vec![0; 1024];
         core[500] = 2;

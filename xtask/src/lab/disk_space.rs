@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_of_with_its_numbers() {
+    fn a_full_disk_is_reported_with_its_numbers() {
         let folder = Path::new("/cache");
         judge(folder, GROWTH, GROWTH).expect("enough");
         let error = judge(folder, GROWTH - 1, GROWTH).expect_err("too little");
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_is_what_the_filesystem_says() {
+    fn the_free_space_is_that_of_the_filesystem() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(free(folder.path()).expect("known") > 0);
         free(&folder.path().join("none")).expect_err("not there");

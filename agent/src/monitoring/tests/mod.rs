@@ -334,7 +334,7 @@ async fn unknown_and_made_up_values_are_absent() {
 }
 
 #[tokio::test]
-async fn hanging_shim_costs_only_its_own_metrics() {
+async fn a_hanging_shim_lacks_only_its_own_metrics() {
     let agent = Agent::start().await;
     let (good, bad) = (agent.vmi("good", |_| {}).await, agent.vmi("bad", |_| {}).await);
     good.describe(info());

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn text_after_the_block_stays() {
+    fn text_after_the_block_is_kept() {
         for text in ["version = 2\n", "version = 2", "# nothing", ""] {
             let added = with(Some(text)).unwrap() + "\n[grpc]\n";
             assert!(without(&added).unwrap().ends_with("\n[grpc]\n"), "{text}");

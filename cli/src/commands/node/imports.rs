@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_a_place_where_a_pattern_matches_it() {
+    fn a_new_file_is_placed_where_a_pattern_matches_it() {
         let place = |imports: &str| {
             let settings = Settings::parse(&format!("imports = [{imports}]\n")).unwrap();
             place_for(Path::new("/etc/containerd/config.toml"), &settings, "husk.toml")

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_rotates_and_stays_bounded() {
+    fn the_log_rotates_within_its_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let mut log = Log {

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn endless_stream_is_given_up() {
+    async fn an_endless_stream_is_an_error() {
         let (_sender, events) = events();
         assert_eq!(events.drain().await, []);
     }

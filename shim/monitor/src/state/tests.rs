@@ -213,7 +213,7 @@ fn a_runtime_directory_that_is_mounted_is_emptied() {
 }
 
 #[test]
-fn a_runtime_directory_with_other_files_stays() {
+fn a_runtime_directory_with_other_files_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     for other in ["notes", "pods/notes"] {
         let runtime = RuntimeDir::at(dir.path().join("husk"));

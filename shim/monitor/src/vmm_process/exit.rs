@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_mean_what_the_vmm_says() {
+    fn each_status_of_the_vmm_maps_to_its_error() {
         assert_eq!(
             exit(0, None),
             VmmExit {

@@ -210,7 +210,7 @@ pub fn soft_reboot_needs_a_running_guest() {
     });
 }
 
-pub fn shutdown_comes_after_a_soft_reboot_under_way() {
+pub fn shutdown_waits_for_a_soft_reboot_under_way() {
     let f = Fixture::new();
     let mut vm = f.start(plan("dawdles")).unwrap();
     let status = vm.ends(async |client| {

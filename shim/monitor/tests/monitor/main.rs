@@ -77,7 +77,7 @@ fn run() -> ExitCode {
         guest_exit_reason_is_reported,
         reboots_are_counted,
         soft_reboot_needs_a_running_guest,
-        shutdown_comes_after_a_soft_reboot_under_way,
+        shutdown_waits_for_a_soft_reboot_under_way,
         console_has_one_session,
         image_locks_are_released_at_exit,
     ]);

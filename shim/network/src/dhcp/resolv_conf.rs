@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_namespace_may_have_its_own() {
+    fn a_named_namespace_may_have_its_own_network() {
         let of = |path: &str| netns_resolv_conf(Path::new(path));
         assert_eq!(of("/run/netns/red"), Some("/etc/netns/red/resolv.conf".into()));
         assert_eq!(of("/proc/1/ns/net"), None);

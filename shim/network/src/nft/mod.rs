@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn foreign_tables_and_chains_stay() {
+    fn foreign_tables_and_chains_are_kept() {
         let netns = crate::Netns::create().unwrap();
         let work = || -> Result<(), NetworkFault> {
             let ours = nat(Vec::new());

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_namespace_has_its_own_and_an_empty_one_leaves_nothing() {
+    fn each_namespace_has_a_record_that_is_removed_when_empty() {
         let file = tempfile::tempfile().unwrap();
         let mut one = HostState::load(&file, 1).unwrap();
         let mut two = HostState::load(&file, 2).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_says_that_nothing_was_done() {
+    fn a_damaged_record_is_replaced_by_an_empty_one() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(br#"{"1":{"table":tr"#, 0).unwrap();
         let mut state = HostState::load(&file, 1).unwrap();

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_is_routed_elsewhere_is_passed_over() {
+    fn a_network_with_a_route_is_skipped() {
         let chosen = |taken: &[&str]| choose(&nets(taken)).map(|net| net.to_string());
         assert_eq!(chosen(&["192.168.1.0/24"]).unwrap(), "10.77.0.0/20");
         assert_eq!(chosen(&["10.77.3.7/32"]).unwrap(), "10.78.0.0/20");

@@ -220,7 +220,7 @@ fn the_manifest_chooses_address_and_queues() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_second_interface_is_beside_the_first() {
+fn a_second_interface_is_added_to_the_first() {
     let nic = secondary_nic("red");
     let pod = Pod::with_address();
     pod.add_veth(

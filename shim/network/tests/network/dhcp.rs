@@ -154,7 +154,7 @@ async fn a_short_lease_is_renewed_by_way_of_the_gateway_and_rebound_by_broadcast
 
 #[tokio::test]
 #[ignore = "needs root and /dev/net/tun"]
-async fn a_masqueraded_guest_gets_its_own() {
+async fn a_masqueraded_guest_gets_its_own_address() {
     let pod = Pod::with_address();
     let interface = interface(Binding::Masquerade(Masquerade::default()));
     let prepared = pod.ready(&interface);

@@ -111,7 +111,7 @@ fn addresses_with_all_that_belongs_to_them() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_route_that_a_plugin_removed_stays_away() {
+fn a_route_that_a_plugin_removed_is_not_restored() {
     let pod = Pod::with_both_families();
     // As the CNI plugin `ptp` does.
     ip(&pod.netns, "route add 10.244.1.1 dev eth0 src 10.244.1.5");
@@ -161,7 +161,7 @@ fn a_route_by_an_object_keeps_its_way() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_route_that_ends_ends_all_the_same() {
+fn a_restored_route_still_expires() {
     let pod = Pod::with_both_families();
     ip(
         &pod.netns,

@@ -270,7 +270,7 @@ fn a_network_is_chosen_that_is_free() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_bridge_of_the_users_keeps_its_network_and_stays() {
+fn an_existing_bridge_is_used_and_not_removed() {
     let node = Node::new();
     ip(&node.netns, "link add husk0 type bridge");
     assert_eq!(
@@ -294,7 +294,7 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn forwarding_set_by_others_stays() {
+fn forwarding_set_by_others_is_kept() {
     let node = Node::new();
     ip(&node.netns, "link add up1 type veth peer name far1");
     ip(&node.netns, "link set up1 up");
@@ -323,7 +323,7 @@ fn forwarding_set_by_others_stays() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
+fn a_bridge_removed_during_setup_leaves_no_sysctl_set() {
     let node = Node::new();
     let joined = node.join("default/one");
     assert!(node.forwards("up0") && node.has_table());
@@ -404,7 +404,7 @@ fn a_table_that_husk_did_not_make_is_not_touched() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn many_come_and_go_at_once() {
+fn many_vms_start_and_end_at_once() {
     let node = Node::new();
     std::thread::scope(|scope| {
         for thread in 0..4 {

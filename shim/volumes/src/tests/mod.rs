@@ -119,7 +119,7 @@ fn sizes_that_are_no_whole_sectors_are_refused() {
 }
 
 #[test]
-fn an_image_whose_last_user_is_about_to_end_is_waited_for() {
+fn opening_waits_for_an_image_that_is_being_closed() {
     let home = Home::new();
     let path = home.image("disk.img", SIZE);
     let last = home.open(&file(&path)).unwrap();

@@ -62,7 +62,7 @@ fn an_overlay_is_cached_whatever_the_mode() {
 }
 
 #[test]
-fn an_overlay_has_the_blocks_of_what_it_lies_on() {
+fn an_overlay_has_the_block_size_of_its_base() {
     let home = Home::new();
     let path = home.image("disk.img", 6 << 10);
     let sized = |logical| DiskPlan {

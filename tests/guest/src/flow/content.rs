@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_elsewhere_is_not_taken_for_it() {
+    fn misplaced_bytes_are_not_accepted() {
         let content = Content::new(7);
         let (mut whole, mut scratch) = (vec![0; 2 * PERIOD], vec![0; PERIOD]);
         content.fill(0, &mut whole);

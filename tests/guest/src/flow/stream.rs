@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_until_it_is_stopped() {
+    fn a_stream_continues_until_it_is_stopped() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let threads = [Direction::Out, Direction::In].map(|direction| {
             let address = server(|peer| {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_is_told_to_who_sent_it() {
+    fn a_changed_byte_is_reported_to_the_sender() {
         let address = server(|mut peer| {
             let mut order = [0; 17];
             peer.read_exact(&mut order).expect("an order");

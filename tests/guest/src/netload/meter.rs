@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_that_of_its_own_time() {
+    fn a_rate_excludes_the_time_before_its_start() {
         let mut meter = Meter::new(Times::milliseconds(100, 1000));
         let begin = meter.ramp;
         let second = |seconds: u64| begin + Duration::from_secs(seconds);

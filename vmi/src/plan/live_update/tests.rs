@@ -81,7 +81,7 @@ fn the_vmi_it_was_started_from_wants_nothing() {
 }
 
 #[test]
-fn what_takes_a_restart_is_refused_by_its_field() {
+fn changes_that_need_a_restart_are_refused_by_field() {
     for (change, field) in [
         (json!({"metadata": {"name": "other"}}), "metadata.name"),
         (json!({"metadata": {"namespace": "other"}}), "metadata.namespace"),
@@ -156,7 +156,7 @@ fn what_takes_a_restart_is_refused_by_its_field() {
 }
 
 #[test]
-fn hotpluggable_volumes_are_told_with_all_that_their_disks_say() {
+fn hotpluggable_volumes_have_the_settings_of_their_disks() {
     let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
     let wanted = NewVolume {
         name: "data".into(),
@@ -288,7 +288,7 @@ fn a_drive_stays_as_it_is() {
 }
 
 #[test]
-fn interfaces_come_go_and_have_their_cables_pulled() {
+fn interfaces_are_plugged_unplugged_and_set_down() {
     let change = |default: Value, red: Value| {
         json!({"spec": {
             "networks": [{"name": "default", "pod": {}}, {"name": "red", "multus": {"networkName": "red"}}],
@@ -339,7 +339,7 @@ fn a_kernel_that_the_caller_gave_is_not_the_manifests() {
 }
 
 #[test]
-fn what_a_kernel_is_given_is_a_part_of_the_vm() {
+fn kernel_files_are_part_of_the_vm() {
     let boot = |initrd: &str, arguments: &str| {
         let files = json!({"image": "any", "kernelPath": "/vmlinuz", "initrdPath": initrd});
         let boot = json!({"kernelArgs": arguments, "container": files});

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_cannot_be_routed_costs_its_interrupts_only() {
+    fn an_unroutable_message_loses_only_its_interrupts() {
         let (msix, msi) = table(2);
         msix.set_control(ENABLED);
         program(&msix, 0, MESSAGE, 0);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_forgets_and_saved_tables_come_back() {
+    fn reset_clears_tables_and_restore_sets_them() {
         let (msix, msi) = table(2);
         msix.set_control(ENABLED);
         program(&msix, 0, MESSAGE, 0);

@@ -275,7 +275,7 @@ fn the_drivers_cache_mode_makes_writes_durable() {
 }
 
 #[test]
-fn memory_stays_mapped_while_the_disk_has_it() {
+fn memory_is_mapped_until_the_disk_is_closed() {
     let mut bench = bench(true, 8);
     let old = Arc::downgrade(&bench.mem.memory().into_inner());
     bench.add(0, &[(DATA, 512, WRITE)]);
@@ -298,7 +298,7 @@ fn memory_stays_mapped_while_the_disk_has_it() {
 }
 
 #[test]
-fn a_broken_disk_costs_the_device() {
+fn a_broken_disk_sets_device_needs_reset() {
     let mut bench = bench(true, 8);
     bench.script.break_down();
     bench.add(0, &[(DATA, 512, WRITE)]);

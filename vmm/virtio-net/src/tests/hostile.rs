@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_broken_ring_costs_the_device() {
+fn a_broken_ring_sets_device_needs_reset() {
     type Act = fn(&mut Guest);
     let acts: [(&str, Act); 9] = [
         ("does not end", |guest| {

@@ -8,7 +8,7 @@ use super::*;
 use crate::{NetSetup, QueuePair};
 
 #[test]
-fn a_driver_can_leave_and_another_come() {
+fn a_second_driver_can_take_over() {
     let mut guest = Guest::with(2, ALL, 256);
     for round in 0..10 {
         guest.offer(0, 100, 2048);
@@ -62,7 +62,7 @@ fn a_pause_loses_no_frame() {
 }
 
 #[test]
-fn queues_come_back_as_they_were() {
+fn queues_are_restored_as_they_were() {
     let mut guest = Guest::with(2, ALL, 64);
     guest.offer(0, 20, 2048);
     settle();

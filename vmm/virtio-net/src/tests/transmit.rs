@@ -5,7 +5,7 @@ use husk_devices::virtio::testing::WRITE;
 use super::*;
 
 #[test]
-fn frames_go_out_whatever_their_descriptors() {
+fn frames_are_sent_with_any_split_into_descriptors() {
     let mut guest = Guest::new();
     for (seed, size) in [1, 5, 12, 13, 100, 10_000].into_iter().enumerate() {
         let bytes = with_header(&frame(PEER, 200, seed as u8));

@@ -30,7 +30,7 @@ fn read(guest: &mut Guest, address: UnitAddress, block: u32) -> Vec<u8> {
 }
 
 #[test]
-fn an_overlay_works_beside_a_raw_file_and_is_closed_cleanly() {
+fn an_overlay_works_with_a_raw_disk_and_is_closed_cleanly() {
     let (mut guest, _file) = Guest::new();
     write(&mut guest, at(0, 0), 8, 1);
     let files = overlay(BLOCKS, 2);

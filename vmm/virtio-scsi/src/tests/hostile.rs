@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_request_without_room_for_its_response_costs_the_device() {
+fn a_request_without_room_for_a_response_sets_device_needs_reset() {
     for chain in [
         vec![(HEADERS, 51, 0)],
         vec![(HEADERS, 51, 0), (RESPONSES, 107, WRITE)],
@@ -25,7 +25,7 @@ fn a_request_without_room_for_its_response_costs_the_device() {
 }
 
 #[test]
-fn a_bad_request_costs_only_itself() {
+fn a_bad_request_fails_alone() {
     let (mut guest, _file) = Guest::new();
     let (header, response) = guest.frame(field(at(0, 0)), 1, 0, &read10(0, 1));
     let outside = END as u64 - 100;
@@ -53,7 +53,7 @@ fn a_bad_request_costs_only_itself() {
 }
 
 #[test]
-fn bad_control_requests_cost_only_themselves() {
+fn bad_control_requests_fail_alone() {
     let (mut guest, _file) = Guest::new();
     let (response, one) = (RESPONSES, 1);
     guest.put(HEADERS, &[0; 64]);
@@ -75,7 +75,7 @@ fn bad_control_requests_cost_only_themselves() {
 }
 
 #[test]
-fn an_event_buffer_that_is_too_small_costs_the_device() {
+fn a_short_event_buffer_sets_device_needs_reset() {
     let (mut guest, file) = Guest::new();
     for _ in 0..8 {
         // Use up the valid buffers.

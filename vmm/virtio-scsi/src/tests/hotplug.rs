@@ -247,7 +247,7 @@ fn a_task_of_a_removed_unit_can_still_be_aborted() {
 }
 
 #[test]
-fn units_are_added_and_removed_beside_one_under_load() {
+fn units_are_added_and_removed_during_io_on_another() {
     let (mut guest, file) = Guest::new();
     let handle = guest.handle.clone();
     let hotplug = thread::spawn(move || {

@@ -228,7 +228,7 @@ fn a_controller_needs_a_request_queue() {
 }
 
 #[test]
-fn memory_stays_mapped_while_the_disk_has_it() {
+fn memory_is_mapped_until_the_disk_is_closed() {
     use husk_devices::GuestMemMmap;
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
     let old = Arc::downgrade(&guest.mem.memory().into_inner());

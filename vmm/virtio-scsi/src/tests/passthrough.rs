@@ -105,7 +105,7 @@ fn data_goes_both_ways() {
 }
 
 #[test]
-fn commands_run_beside_each_other_and_others_are_not_held_up() {
+fn slow_commands_do_not_delay_others() {
     let (mut guest, ends) = guest(true);
     for _ in 0..40 {
         guest.add(at(0, 5), &[0; 6], &[]);
@@ -127,7 +127,7 @@ fn commands_run_beside_each_other_and_others_are_not_held_up() {
 }
 
 #[test]
-fn failures_have_responses_of_their_own() {
+fn each_failure_has_its_response() {
     let (mut guest, ends) = guest(true);
     let sense = vec![0x70, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0];
     ends.ends

@@ -51,7 +51,7 @@ fn both_queues_and_indirect_descriptors_are_served() {
 }
 
 #[test]
-fn header_and_response_need_no_descriptors_of_their_own() {
+fn header_and_response_may_share_descriptors_with_data() {
     let (mut guest, file) = Guest::new();
     let (header, response) = guest.frame(field(at(0, 0)), 1, 0, &write10(3, 1));
     // Header and data in one descriptor, the end of the header in another; the response in three.
@@ -237,7 +237,7 @@ fn compare_and_write_runs_alone() {
 }
 
 #[test]
-fn ordered_tasks_keep_their_place_and_the_head_of_the_queue_does_not_wait() {
+fn ordered_tasks_run_in_order_and_head_of_queue_tasks_first() {
     let (mut guest, script) = Guest::scripted(16, ErrorPolicy::Report);
     let lun = field(at(0, 0));
     for (block, attribute) in [(0, 0), (1, 1), (2, 0), (3, 2)] {

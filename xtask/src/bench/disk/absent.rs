@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_told_from_what_is_broken() {
+    fn unsupported_devices_are_distinguished_from_crashes() {
         let note = "a note\nerror: bench-disk: disk \"data\": SCSI disks (bus scsi) are not served yet: use virtio\n";
         assert_eq!(
             unserved(note),

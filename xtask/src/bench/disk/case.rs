@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn qemus_cases_differ_in_what_they_are_named_for() {
+    fn qemus_cases_differ_as_their_names_say() {
         let (plain, threaded, scsi) = (words(Case::Q35), words(Case::Q35Iothread), words(Case::Q35Scsi));
         assert!(plain.contains("virtio-blk-pci,drive=data\"") && !plain.contains("aio="));
         assert!(threaded.contains("iothread=worker") && threaded.contains("aio=io_uring"));

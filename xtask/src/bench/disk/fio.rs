@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_or_did_nothing_is_an_error() {
+    fn failed_and_empty_runs_are_errors() {
         let failed = READS.replacen(";0;0;", ";0;5;", 1);
         let why = |line: &str, writes| format!("{:#}", job(line, writes).expect_err("no job"));
         assert!(why(&failed, false).contains("error 5"));

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_longer_is_missed_with_its_bound() {
+    fn a_missed_target_is_reported_with_its_bound() {
         let record = record(&[
             (Case::Husk, &[&[11.0], &[12.0], &[13.0], &[14.0], &[15.0]]),
             (Case::Q35, &[&[10.0] as &[f64]; 5]),

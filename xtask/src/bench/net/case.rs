@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_differ_in_what_they_are_named_for() {
+    fn husks_cases_differ_as_their_names_say() {
         let [husk, husk_vhost, q35, q35_vhost] = Case::ALL.map(words);
         assert!(husk.contains("nodev") && !husk_vhost.contains("nodev"));
         for words in [husk, husk_vhost] {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_told_in_bits_and_paid_in_mebibytes() {
+    fn stream_rates_are_in_bits_and_costs_per_mebibyte() {
         let told = f64::from(10 << 20);
         assert_eq!((CELLS[0].rate(told), CELLS[0].pieces(told)), (83.886_08, 10.0));
         assert_eq!((CELLS[6].rate(70.0), CELLS[6].pieces(70.0)), (70.0, 70.0));

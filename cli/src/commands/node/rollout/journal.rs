@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_stay_with_their_owner() {
+    fn secrets_are_readable_by_their_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);

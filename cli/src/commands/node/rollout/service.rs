@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_that_would_do_harm_is_refused() {
+    fn a_restart_that_would_end_vms_is_refused() {
         let refused = |told: &str| match check("a.service", 12, told) {
             Err(Failure::Runtime(text)) => text,
             _ => String::new(),

@@ -47,7 +47,7 @@ fn refuse(home: &Home, path: &Path, reason: &str) {
 }
 
 #[test]
-fn content_that_is_not_what_its_digest_says_is_refused() {
+fn content_with_another_digest_is_refused() {
     let home = Home::new();
     let disk = layer(&[("disk/a", &[1; 4096])]);
     let flip = |parts: &mut Parts, name: &str, at: usize| {

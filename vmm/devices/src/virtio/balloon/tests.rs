@@ -193,7 +193,7 @@ fn shared_memory_is_freed_and_reserved_huge_pages_are_kept() {
 }
 
 #[test]
-fn a_page_list_outside_of_memory_costs_the_device() {
+fn a_page_list_outside_of_memory_sets_device_needs_reset() {
     let mut bench = bench(2);
     bench.inflate.add(&[(GAP - 4, 16, 0)]);
     bench.inflate.kick();

@@ -97,7 +97,7 @@ fn one_request_gets_64_kib_at_most() {
 }
 
 #[test]
-fn a_buffer_outside_of_memory_costs_the_device() {
+fn a_buffer_outside_of_memory_sets_device_needs_reset() {
     for bad in [
         (END as u64 - 10, 11, WRITE),
         (u64::MAX - 1, 4096, WRITE),

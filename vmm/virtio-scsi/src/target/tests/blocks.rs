@@ -66,7 +66,7 @@ fn a_new_capacity_is_reported_and_takes_effect() {
 }
 
 #[test]
-fn plain_transfers_go_straight_to_the_initiator() {
+fn plain_transfers_use_the_initiators_buffers() {
     let mut rig = Rig::disk(disk_limits());
     let data = rig.good(&READ10, &[], 1536);
     assert_eq!(data, rig.medium[1024..2560]);

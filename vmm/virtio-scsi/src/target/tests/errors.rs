@@ -69,7 +69,7 @@ fn nothing_that_failed_was_moved() {
 }
 
 #[test]
-fn a_disc_that_goes_away_while_it_is_read() {
+fn a_disc_is_ejected_while_it_is_read() {
     let read: [u8; 10] = cdb(0x28, &[(8, &[1])]);
     let mut rig = Rig::cd(Some(10));
     rig.meanwhile = Some(|unit| unit.eject(true).unwrap());

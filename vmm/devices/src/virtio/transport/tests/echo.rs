@@ -234,7 +234,7 @@ fn requests_complete_across_pause_and_bar_move() {
 }
 
 #[test]
-fn a_broken_ring_costs_the_device_only() {
+fn a_broken_ring_breaks_only_its_device() {
     let m = Machine::with_memory(Echo::default(), memory());
     let mem = m.mem.clone();
     let mem = mem.memory();

@@ -116,7 +116,7 @@ fn panics_stay_in_the_device() {
 }
 
 #[test]
-fn a_driver_can_come_and_go() {
+fn a_driver_can_start_and_stop() {
     let (m, device) = machine();
     for round in 1..4 {
         m.start();

@@ -226,7 +226,7 @@ fn doorbells_follow_the_bar_and_leave_with_the_driver() {
 }
 
 #[test]
-fn notifications_that_exit_arrive_all_the_same() {
+fn notifications_by_exits_arrive_too() {
     // Section 4.1.4.4: the offset selects the queue; without an ioeventfd the write exits to the VMM.
     let (m, device) = machine();
     m.ioeventfds.refuse.store(true, Ordering::Relaxed);
