@@ -78,7 +78,7 @@ pub struct VmiActor {
     /// The time of the next call, unless [`Vmi::desired`] has changed since the last one.
     pause: Option<(Instant, Value)>,
     retry: Duration,
-    /// The grace period, in seconds, that the VM was told.
+    /// Grace period of the last Shutdown call, in seconds.
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
@@ -424,7 +424,7 @@ impl VmiActor {
         }
     }
 
-    /// Sends the events of volumes whose data has not come for a while.
+    /// Sends the events of volumes whose data is missing for too long.
     async fn report_awaited(&mut self, awaited: &[AwaitedVolume], unseen: &[VolumeOfPod]) {
         let messages = self.awaited.update(awaited, unseen, Instant::now());
         let Some(vmi) = self.vmi() else {

@@ -62,7 +62,7 @@ impl EngineTotals {
     }
 }
 
-/// The counters of all engines that serve or served a disk. Locked when one comes or goes, and by readers.
+/// The counters of all engines that serve or served a disk. Locked when one is attached or detached, and by readers.
 #[derive(Debug, Default)]
 pub(crate) struct DiskTotals(Mutex<Engines>);
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The name of a port is its VM's IPv4 address in hexadecimal (XXXXXXXX), so the kernel assigns each address once. The
-//! namespace has no name: it goes with the processes that hold it, however they end, and takes the port along. Bridge,
-//! NAT and forwarding are reverted with the last port, or by the next Husk process that finds none.
+//! namespace has no name: the kernel removes it, and the port, with the last process that holds it, however that ends.
+//! Bridge, NAT and forwarding are reverted with the last port, or by the next Husk process that finds none.
 
 mod bridge;
 mod forwarding;
@@ -44,7 +44,7 @@ pub struct StandaloneNetwork {
 /// A VM's own namespace, configured as a CNI plugin configures a pod's.
 #[derive(Debug)]
 pub struct StandaloneNetns {
-    /// The namespace goes with its last holder.
+    /// The kernel removes the namespace with its last holder.
     pub netns: Netns,
     /// Location to save, for [`super::tear_down_saved`].
     pub location: NetworkLocation,

@@ -18,7 +18,7 @@ pub(super) struct ConfigFile {
     pub(super) before: Option<String>,
     /// Text after the change; none if there is no file then.
     pub(super) after: Option<String>,
-    /// The file's directory belongs to the file: it comes and goes with it.
+    /// The file's directory is created and removed with it.
     pub(super) with_directory: bool,
     /// Owner and mode before the change.
     pub(super) access: Option<Access>,

@@ -139,7 +139,7 @@ impl Store {
         Ok(old)
     }
 
-    /// Removes the directory without versions; returns it. One with other files stays.
+    /// Removes the directory without versions; returns it. Keeps one with other files.
     pub(super) fn remove(self) -> Result<Option<PathBuf>, Failure> {
         // The lock goes last: until then another command waits.
         for file in [self.installation(), self.path.join(LOCK)] {
