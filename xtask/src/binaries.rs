@@ -27,25 +27,24 @@ const VMM: Build = Build {
     packages: &["husk-vmm"],
     binaries: &["husk-vmm"],
 };
-/// Everything but the VMM.
-const OTHERS: Build = Build {
-    packages: &[
-        "husk-agent",
-        "husk-cli",
-        "husk-containerd-shim",
-        "husk-guest-programs",
-        "husk-tests",
-    ],
+/// What runs VMs, and the programs that measure inside guests.
+const RUNTIME: Build = Build {
+    packages: &["husk-cli", "husk-containerd-shim", "husk-guest-programs"],
     binaries: &[
         "husk",
-        "husk-agent",
         "containerd-shim-husk-v2",
-        "husk-e2e",
         "husk-flow",
         "husk-netload",
         "husk-uevents",
     ],
 };
+/// What only the agent's image and the end-to-end suite need.
+const SUITE: Build = Build {
+    packages: &["husk-agent", "husk-tests"],
+    binaries: &["husk-agent", "husk-e2e"],
+};
+/// Everything but the VMM.
+const OTHERS: &[Build] = &[RUNTIME, SUITE];
 
 /// Profiles of the workspace's Cargo.toml to build with.
 #[derive(Debug, Clone, Copy)]
@@ -82,21 +81,31 @@ impl Profile {
 /// Builds the binaries in [`Profile::folder`] unless they are up to date; returns the CPU time of cargo.
 pub fn build(profile: Profile, progress: &Progress) -> Result<Duration> {
     let vmm = build_vmm(profile, progress)?;
-    let others = OTHERS.run(profile.others(), progress)?;
+    let others = run(OTHERS, profile.others(), progress)?;
     place_others(profile)?;
     Ok(vmm + others)
 }
 
+/// Builds the programs for users that run VMs on this machine: the same without the agent and the suite.
+pub fn build_runtime(progress: &Progress) -> Result<()> {
+    let profile = Profile::Release;
+    build_vmm(profile, progress)?;
+    run(&[RUNTIME], profile.others(), progress)?;
+    RUNTIME.place(profile.others(), profile)
+}
+
 /// Builds the VMM; returns the CPU time of cargo.
 pub fn build_vmm(profile: Profile, progress: &Progress) -> Result<Duration> {
-    let cpu = VMM.run(profile.name(), progress)?;
+    let cpu = run(&[VMM], profile.name(), progress)?;
     VMM.place(profile.name(), profile)?;
     Ok(cpu)
 }
 
 /// Copies everything but the VMM to [`Profile::folder`].
 pub fn place_others(profile: Profile) -> Result<()> {
-    OTHERS.place(profile.others(), profile)
+    OTHERS
+        .iter()
+        .try_for_each(|build| build.place(profile.others(), profile))
 }
 
 /// Arguments of cargo for static binaries. A build without them shares nothing with one that has them.
@@ -104,17 +113,20 @@ pub fn static_arguments() -> [&'static str; 5] {
     ["--locked", "--target", TARGET, "--config", STATIC]
 }
 
-impl Build {
-    fn run(&self, cargo_profile: &str, progress: &Progress) -> Result<Duration> {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo
-            .args(["build", "--profile", cargo_profile])
-            .args(static_arguments())
-            .args(self.packages.iter().flat_map(|package| ["--package", package]))
-            .current_dir(checkout::root());
-        progress.run(format!("building {}", self.binaries.join(" and ")), &mut cargo)
-    }
+/// Builds packages together; returns the CPU time of cargo.
+fn run(builds: &[Build], cargo_profile: &str, progress: &Progress) -> Result<Duration> {
+    let packages = builds.iter().flat_map(|build| build.packages);
+    let binaries: Vec<&str> = builds.iter().flat_map(|build| build.binaries).copied().collect();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["build", "--profile", cargo_profile])
+        .args(static_arguments())
+        .args(packages.flat_map(|package| ["--package", package]))
+        .current_dir(checkout::root());
+    progress.run(format!("building {}", binaries.join(" and ")), &mut cargo)
+}
 
+impl Build {
     fn place(&self, cargo_profile: &str, profile: Profile) -> Result<()> {
         // The one profile whose folder has another name.
         let folder = match cargo_profile {

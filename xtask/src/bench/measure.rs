@@ -3,7 +3,6 @@
 use super::host;
 use super::message::Message;
 use super::record::Record;
-use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, Step};
@@ -22,7 +21,7 @@ pub const QEMU: Tool = Tool {
 
 /// Builds the binaries and the missing `images`, and installs `tools` where there is no lab that has them.
 pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<()> {
-    binaries::build(Profile::Release, progress)?;
+    binaries::build_runtime(progress)?;
     images::ensure(progress, images)?;
     if native_kvm() {
         packages::ensure(progress, tools)?;

@@ -8,7 +8,6 @@ mod inside;
 mod show;
 mod timeline;
 
-use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::progress::Progress;
 use crate::{binaries, checkout, images, lab, self_copy};
@@ -50,7 +49,7 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::new();
     let mut show = Show::new();
     show.title("A stock Debian in a microVM, from a KubeVirt manifest");
-    binaries::build(Profile::Release, &progress)?;
+    binaries::build_runtime(&progress)?;
     images::ensure(&progress, &[&args.image])?;
     let disk = images::path(&args.image)?.join("disk.img");
     if !disk.is_file() {
