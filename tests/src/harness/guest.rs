@@ -5,7 +5,7 @@ use super::context::expect_contains;
 use super::program::Session;
 use super::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit of Debian's boot, from the kernel's first line to the login prompt.
@@ -15,8 +15,11 @@ pub const TO_LOGIN: Duration = Duration::from_secs(400);
 #[derive(Debug)]
 pub struct Shell<'v> {
     console: &'v Session,
-    commands: Cell<u32>,
 }
+
+/// Number of commands of all shells. A new session of a console may begin with the output of the last one, so numbers
+/// are not repeated.
+static COMMANDS: AtomicU32 = AtomicU32::new(1);
 
 impl<'v> Shell<'v> {
     /// The shell of the small image with `shell` on its command line.
@@ -63,16 +66,12 @@ impl<'v> Shell<'v> {
         // The guest assembles the word, so that the echo of this line does not match.
         console.send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
         console.expect("husk-ready\n", PATIENCE)?;
-        Ok(Self {
-            console,
-            commands: Cell::new(0),
-        })
+        Ok(Self { console })
     }
 
     /// Runs `command` and returns its status and output, with any other console output in between.
     pub fn run(&self, command: &str, limit: Duration) -> Result<(i32, String)> {
-        let number = self.commands.get() + 1;
-        self.commands.set(number);
+        let number = COMMANDS.fetch_add(1, Ordering::Relaxed);
         let console = self.console;
         console.send(&format!(
             "{{ {command}\n}} 2>&1; printf '\\nhusk-%s-{number}=%d\\n' end $?\n"
