@@ -52,7 +52,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("restart", || restart(c));
     ctx.part("template", || template(c));
     ctx.part("unplug filesystem", || unplug(c, "files"));
-    ctx.part("owned VMI", || owned(c));
+    ctx.part("without --persist", || without_persist(c));
     c.delete("vm", VM)?;
     ctx.part("VMI without a VM", || without_vm(c));
     c.until_none("vm")?;
@@ -158,11 +158,15 @@ fn template(c: &KubeVirt<'_>) -> Result<()> {
     c.until(VMI, VM, &status("block", "name"), "")
 }
 
-/// KubeVirt refuses to plug into the VMI of a VM alone.
-fn owned(c: &KubeVirt<'_>) -> Result<()> {
-    let refused = c.virtctl(&["addvolume", VM, "--volume-name=block"])?.fails(1)?;
-    ensure!(refused.contains("is owned by a VM"), "{refused}");
-    Ok(())
+/// Without `--persist`, which has no effect since KubeVirt 1.9, virtctl also writes the volume into the VM's template.
+fn without_persist(c: &KubeVirt<'_>) -> Result<()> {
+    c.virtctl(&["addvolume", VM, "--volume-name=block", "--serial=PLAIN1"])?
+        .ok()?;
+    c.until(VMI, VM, &status("block", "phase"), "Ready")?;
+    let volumes = c.field("vm", VM, ".spec.template.spec.volumes[*].name")?;
+    ensure!(volumes.contains("block"), "volumes of the template: {volumes}");
+    c.virtctl(&["removevolume", VM, "--volume-name=block"])?.ok()?;
+    c.until(VMI, VM, &status("block", "name"), "")
 }
 
 /// A VMI that no VM owns takes volumes until it ends.
