@@ -143,8 +143,9 @@ mod tests {
                 message = receiver.recv() => count(&message.unwrap(), &mut sent, &mut skipped),
             }
         }
+        // The channel may be full again, so this byte may wait until the end.
         assert!(listener.send(b"y"));
-        drop(listener);
+        listener.end(Ended::VmEnded);
         while let Some(message) = receiver.recv().await {
             count(&message, &mut sent, &mut skipped);
         }
