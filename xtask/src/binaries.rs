@@ -38,10 +38,10 @@ const RUNTIME: Build = Build {
         "husk-uevents",
     ],
 };
-/// What only the agent's image and the end-to-end suite need.
+/// What only the agent's image, the end-to-end suite and the benchmark of clusters need.
 const SUITE: Build = Build {
-    packages: &["husk-agent", "husk-tests"],
-    binaries: &["husk-agent", "husk-e2e"],
+    packages: &["husk-agent", "husk-agent-testing", "husk-tests"],
+    binaries: &["husk-agent", "husk-played-nodes", "husk-e2e"],
 };
 /// Everything but the VMM.
 const OTHERS: &[Build] = &[RUNTIME, SUITE];

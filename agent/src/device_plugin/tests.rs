@@ -1,50 +1,6 @@
-use std::sync::{Arc, Mutex};
+use husk_agent_testing::device_manager::{DeviceManager, api, connect};
 
-use tonic::{Request, Response, Status};
-
-use super::api::device_plugin_client::DevicePluginClient;
-use super::api::registration_server::{Registration, RegistrationServer};
 use super::*;
-
-/// The kubelet's side of the registration.
-#[derive(Debug, Default, Clone)]
-struct Kubelet {
-    requests: Arc<Mutex<Vec<api::RegisterRequest>>>,
-}
-
-#[tonic::async_trait]
-impl Registration for Kubelet {
-    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
-        self.requests.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(api::Empty {}))
-    }
-}
-
-impl Kubelet {
-    /// Starts as a kubelet does: it removes the plugins' sockets.
-    fn start(&self, directory: &Path) -> tokio::task::JoinHandle<()> {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            std::fs::remove_file(entry.unwrap().path()).unwrap();
-        }
-        let listener = UnixListener::bind(directory.join(KUBELET_SOCKET)).unwrap();
-        let service = RegistrationServer::new(self.clone());
-        let server = Server::builder().serve_with_incoming(service, UnixListenerStream::new(listener));
-        tokio::spawn(async move { server.await.unwrap() })
-    }
-
-    fn registrations(&self) -> usize {
-        self.requests.lock().unwrap().len()
-    }
-}
-
-async fn connect(socket: PathBuf) -> DevicePluginClient<tonic::transport::Channel> {
-    let connector = tower::service_fn(move |_| {
-        let path = socket.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    let endpoint = Endpoint::from_static("http://plugin");
-    DevicePluginClient::new(endpoint.connect_with_connector(connector).await.unwrap())
-}
 
 #[tokio::test]
 async fn device_is_registered_listed_and_allocated() {
@@ -52,7 +8,7 @@ async fn device_is_registered_listed_and_allocated() {
     let (plugins, node) = (dir.path().join("plugins"), dir.path().join("kvm"));
     std::fs::create_dir(&plugins).unwrap();
     std::fs::write(&node, "").unwrap();
-    let kubelet = Kubelet::default();
+    let kubelet = DeviceManager::default();
     let first = kubelet.start(&plugins);
     let device = NodeDevice {
         name: "kvm",
@@ -68,7 +24,7 @@ async fn device_is_registered_listed_and_allocated() {
         resource_name: "devices.kubevirt.io/kvm".into(),
         options: Some(api::DevicePluginOptions::default()),
     };
-    assert_eq!(*kubelet.requests.lock().unwrap(), [wanted]);
+    assert_eq!(kubelet.registrations(), [wanted]);
 
     let mut client = connect(plugins.join("kubevirt-kvm.sock")).await;
     let mut lists = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
@@ -101,7 +57,7 @@ async fn device_is_registered_listed_and_allocated() {
     let second = kubelet.start(&plugins);
     registered.wait_for(|registered| !*registered).await.unwrap();
     registered.wait_for(|registered| *registered).await.unwrap();
-    assert_eq!(kubelet.registrations(), 2);
+    assert_eq!(kubelet.registrations().len(), 2);
 
     let mut client = connect(plugins.join("kubevirt-kvm.sock")).await;
     let mut lists = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
@@ -116,7 +72,7 @@ async fn device_is_registered_listed_and_allocated() {
 #[tokio::test(start_paused = true)]
 async fn plugin_waits_for_a_kubelet() {
     let dir = tempfile::tempdir().unwrap();
-    let kubelet = Kubelet::default();
+    let kubelet = DeviceManager::default();
     let device = NodeDevice {
         name: "tun",
         path: "/dev/null".into(),

@@ -15,8 +15,8 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use super::*;
 use crate::testing::api_server::ApiServer;
 use crate::testing::authority::{Authority, Identity};
-use crate::testing::shim::Shim;
 use crate::vmi::{PodsDir, RuntimeDir, VmiController};
+use husk_agent_testing::shim::Shim;
 
 const VMI: &str = "/v1/namespaces/default/virtualmachineinstances/vm";
 

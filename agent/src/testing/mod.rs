@@ -1,5 +1,4 @@
-//! The agent's neighbours, played: an API server and the shim of a launcher pod.
+//! An API server, played, and certificates.
 
 pub mod api_server;
 pub mod authority;
-pub mod shim;

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::testing::{NODE, block_device, scheduled as vmi};
 use super::*;
 use crate::testing::api_server::ApiServer;
-use crate::testing::shim::Shim;
+use husk_agent_testing::shim::Shim;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -15,9 +15,9 @@ use super::*;
 use crate::event::EventSender;
 use crate::testing::api_server::ApiServer;
 use crate::testing::authority::{Authority, Identity};
-use crate::testing::shim::Shim;
 use crate::vmi::testing::{NODE, scheduled};
 use crate::vmi::{PodsDir, RuntimeDir, VmiController};
+use husk_agent_testing::shim::Shim;
 
 /// An agent without VMIs.
 struct Agent {

@@ -103,6 +103,11 @@ impl Shim {
         self.state().locked = locked;
     }
 
+    /// The status of the VM.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
     /// Changes the status of the VM.
     pub fn change(&self, change: impl FnOnce(&mut Status)) {
         self.status.send_modify(change);
