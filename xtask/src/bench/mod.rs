@@ -1,8 +1,9 @@
-//! Benchmarks that compare Husk with QEMU.
+//! Benchmarks: most compare Husk with QEMU.
 
 pub mod archive;
 mod bench_files;
 mod boot;
+mod cluster;
 mod cost;
 mod disk;
 mod figures;
@@ -40,6 +41,8 @@ pub struct Args {
 enum What {
     /// Time from a VMM's start to its guest's user space, and its cost
     Boot(boot::Args),
+    /// Agents and API requests of many VMIs under KubeVirt's control plane; needs root
+    Cluster(cluster::Args),
     /// Several kinds of requests to one disk
     Disk(disk::Args),
     /// Time from the request for another disk to the guest's event
@@ -54,6 +57,7 @@ enum What {
 pub fn run(args: Args) -> Result<()> {
     match args.what {
         What::Boot(args) => boot::run(args),
+        What::Cluster(args) => cluster::run(args),
         What::Disk(args) => disk::run(args),
         What::Hotplug(args) => hotplug::run(args),
         What::Net(args) => net::run(args),

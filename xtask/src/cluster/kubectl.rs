@@ -37,9 +37,14 @@ impl Kubectl {
     /// A call of the client `name`, with the administrator's account.
     pub(super) fn client(&self, name: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.folder.join(name));
-        let kubeconfig = self.folder.join("certificates/admin.kubeconfig");
-        command.args(words).env("KUBECONFIG", kubeconfig);
+        command.args(words);
+        self.as_client(&mut command);
         command
+    }
+
+    /// Gives a program the administrator's account.
+    pub fn as_client<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("KUBECONFIG", self.folder.join("certificates/admin.kubeconfig"))
     }
 
     /// Runs a command; returns its output.

@@ -6,7 +6,8 @@ use super::kubectl::Kubectl;
 use super::network::{HOST, PODS, SERVICES};
 use crate::progress::Progress;
 use anyhow::Result;
-use std::path::Path;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -20,10 +21,7 @@ pub fn start(progress: &Progress, folder: &Path, programs: &Programs, record: &m
     let certificates = folder.join("certificates");
     let peer = |name: &str| Command::new(programs.peers.join("kubernetes").join(name));
     record.start("etcd", &mut etcd(peer("server"), folder))?;
-    record.start(
-        "kube-apiserver",
-        &mut api_server(peer("kube-apiserver"), &certificates),
-    )?;
+    record.start("kube-apiserver", &mut api_server(peer("kube-apiserver"), folder)?)?;
     let kubectl = Kubectl::new(folder);
     kubectl.until("the API server is ready", READY, |kubectl| {
         record.check("etcd")?;
@@ -55,6 +53,11 @@ pub fn start(progress: &Progress, folder: &Path, programs: &Programs, record: &m
     Ok(())
 }
 
+/// The API server's log of requests, without their objects.
+pub fn audit_log(folder: &Path) -> PathBuf {
+    folder.join("logs/audit.log")
+}
+
 fn file(option: &str, folder: &Path, name: &str) -> String {
     format!("{option}={}", folder.join(name).display())
 }
@@ -69,7 +72,16 @@ fn etcd(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-fn api_server(mut command: Command, certificates: &Path) -> Command {
+fn api_server(mut command: Command, folder: &Path) -> Result<Command> {
+    let certificates = folder.join("certificates");
+    let policy = folder.join("audit.json");
+    let rules = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "omitManagedFields": true}],
+    });
+    std::fs::write(&policy, rules.to_string())?;
     let options = [
         ("--tls-cert-file", "api-server.crt"),
         ("--tls-private-key-file", "api-server.key"),
@@ -84,7 +96,7 @@ fn api_server(mut command: Command, certificates: &Path) -> Command {
         ("--proxy-client-key-file", "front-proxy-client.key"),
     ];
     command
-        .args(options.map(|(option, name)| file(option, certificates, name)))
+        .args(options.map(|(option, name)| file(option, &certificates, name)))
         .args(["--etcd-servers", ETCD, "--bind-address", HOST])
         .args(["--authorization-mode", "Node,RBAC", "--allow-privileged"])
         .args(["--service-account-issuer", "https://kubernetes.default.svc"])
@@ -96,6 +108,10 @@ fn api_server(mut command: Command, certificates: &Path) -> Command {
         .args(["--requestheader-group-headers", "X-Remote-Group"])
         .args(["--requestheader-extra-headers-prefix", "X-Remote-Extra-"])
         // The nodes' names cannot be resolved.
-        .args(["--kubelet-preferred-address-types", "InternalIP"]);
-    command
+        .args(["--kubelet-preferred-address-types", "InternalIP"])
+        .arg("--audit-policy-file")
+        .arg(policy)
+        .arg("--audit-log-path")
+        .arg(audit_log(folder));
+    Ok(command)
 }

@@ -106,7 +106,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
             kubevirt,
             nodes,
             no_build,
-        } => up(&kubevirt, nodes, !no_build)?,
+        } => up(
+            &kubevirt,
+            &Options {
+                nodes,
+                profile: Profile::EndToEnd,
+                build: !no_build,
+            },
+        )?,
         Action::Status => return status(&folder()?),
         Action::Kubectl { arguments } => return Ok(client(&folder()?, "kubectl", &arguments)),
         Action::Virtctl { arguments } => return Ok(client(&folder()?, "virtctl", &arguments)),
@@ -116,22 +123,34 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the cluster with KubeVirt from the checkout `source`, unless it runs. If `build`, builds Husk first.
+/// What a cluster consists of.
+#[derive(Debug)]
+pub struct Options {
+    /// Number of nodes, each of which is a lab. Nodes that are not labs can be added.
+    pub nodes: u32,
+    /// Profile of Husk's binaries.
+    pub profile: Profile,
+    /// Build Husk first.
+    pub build: bool,
+}
+
+/// Starts the cluster with KubeVirt from the checkout `source`, unless it runs.
 ///
 /// # Errors
 /// Fails if this is not root, or something does not start; then [`down`] ends the rest.
-pub fn up(source: &Path, nodes: u32, build: bool) -> Result<()> {
+pub fn up(source: &Path, options: &Options) -> Result<()> {
+    let nodes = options.nodes;
     need_root(&format!("cluster up --kubevirt {}", source.display()))?;
     let progress = Progress::new();
     packages::ensure(&progress, TOOLS)?;
-    if build {
-        binaries::build(Profile::EndToEnd, &progress)?;
+    if options.build {
+        binaries::build(options.profile, &progress)?;
     }
     let programs = Programs {
         peers: upstream::ensure(&progress)?,
         control_plane: upstream::ensure_control_plane(&progress)?,
         kubevirt: kubevirt::build(&progress, source)?,
-        husk: Profile::EndToEnd.folder(),
+        husk: options.profile.folder(),
     };
     let folder = folder()?;
     let mut record = Record::read(&folder);
@@ -187,7 +206,10 @@ fn start(
     }
     certificates::make(progress, &folder.join("certificates"), nodes)?;
     network::add(nodes)?;
-    let archives = images::make(progress, folder, source, programs)?;
+    let archives = match nodes {
+        0 => Vec::new(),
+        _ => images::make(progress, folder, source, programs)?,
+    };
     kubernetes::start(progress, folder, programs, record)?;
     let kubectl = Kubectl::new(folder);
     kubevirt::install(progress, folder, source, programs, record, &kubectl)?;
@@ -253,6 +275,19 @@ pub fn runs() -> bool {
 pub fn restart_ended() -> Result<()> {
     let mut record = Record::read(&folder()?);
     record.ended().iter().try_for_each(|name| record.restart(name))
+}
+
+/// Starts a process that ends with the cluster.
+///
+/// # Errors
+/// Fails if it does not start.
+pub fn start_process(name: &str, command: &mut std::process::Command) -> Result<()> {
+    Record::read(&folder()?).start(name, command)
+}
+
+/// The API server's log of requests.
+pub fn audit_log() -> Result<PathBuf> {
+    Ok(kubernetes::audit_log(&folder()?))
 }
 
 /// Ends the cluster and deletes its data.

@@ -3,7 +3,8 @@
 use super::console::Console;
 use super::show::{Message, Show};
 use super::timeline::Timeline;
-use crate::cluster::{self, Kubectl};
+use crate::binaries::Profile;
+use crate::cluster::{self, Kubectl, Options};
 use crate::progress::Progress;
 use crate::serial::Serial;
 use crate::{checkout, images, lab, shell};
@@ -41,7 +42,12 @@ pub fn run(source: &Path) -> Result<()> {
     images::ensure(&progress, &[IMAGE])?;
     let started = !cluster::exists();
     if started {
-        cluster::up(source, 1, true)?;
+        let options = Options {
+            nodes: 1,
+            profile: Profile::EndToEnd,
+            build: true,
+        };
+        cluster::up(source, &options)?;
     } else if !cluster::runs() {
         bail!("the cluster is incomplete: end it by cargo xtask cluster down");
     }
@@ -79,8 +85,7 @@ impl Demonstration<'_> {
         let mut timeline = Timeline::watch(&self.kubectl, VM, "")?;
         timeline.start();
         self.shown("kubectl", &["apply", "-f", &manifest("demo-cluster-vm.yaml")])?;
-        let mut vm = self.boots(&mut timeline)?;
-        let up = timeline.seconds(Instant::now());
+        let (mut vm, up) = self.boots(&mut timeline)?;
         let mut shares = timeline.shares();
         let before: f64 = shares.iter().map(|(_, share)| share).sum();
         shares.push(("guest, to its login prompt", up - before));
@@ -118,7 +123,7 @@ impl Demonstration<'_> {
         let mut timeline = Timeline::watch(&self.kubectl, VM, &earlier)?;
         timeline.start();
         self.shown("virtctl", &["restart", VM])?;
-        let mut vm = self.boots(&mut timeline)?;
+        let (mut vm, _) = self.boots(&mut timeline)?;
         drop(timeline);
         self.shown_in_guest(&mut vm, "lsblk -o NAME,SIZE,SERIAL")?;
         drop(vm);
@@ -137,8 +142,8 @@ impl Demonstration<'_> {
         Ok(())
     }
 
-    /// Follows a start to the login prompt; returns the VM's console, logged in.
-    fn boots(&mut self, timeline: &mut Timeline) -> Result<VmConsole> {
+    /// Follows a start to the login prompt; returns the VM's console, logged in, and the seconds to the prompt.
+    fn boots(&mut self, timeline: &mut Timeline) -> Result<(VmConsole, f64)> {
         let show = &mut *self.show;
         timeline.until_running(CHANGE, |seconds, what| moment(show, seconds, what))?;
         let mut vm = VmConsole::attach(&self.kubectl)?;
@@ -155,11 +160,12 @@ impl Demonstration<'_> {
             }
             self.show.take(&Message::News(output.last_line()));
         };
-        moment(self.show, timeline.seconds(when), "login prompt");
+        let up = timeline.seconds(when);
+        moment(self.show, up, "login prompt");
         vm.console.log_in(USER, PASSWORD)?;
         // The kernel's messages would mix with the output of commands.
         vm.console.run("sudo dmesg --console-off")?;
-        Ok(vm)
+        Ok((vm, up))
     }
 
     /// Makes the files of the claims on the node, and the claims.

@@ -4,6 +4,7 @@
 use super::rounds::{self, Round};
 use super::stages::{Stage, Stages};
 use crate::binaries::Profile;
+use crate::cluster::Options;
 use crate::progress::Progress;
 use crate::{cluster, images, packages};
 use anyhow::{Context, Result, bail};
@@ -28,7 +29,12 @@ pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
         // For virtctl ssh.
         packages::ensure(&progress, &super::TOOLS)?;
         images::ensure(&progress, &["debian-13-cloud"])?;
-        cluster::up(source, 1, build)
+        let options = Options {
+            nodes: 1,
+            profile: Profile::EndToEnd,
+            build,
+        };
+        cluster::up(source, &options)
     });
     if up {
         stages.run("cases under KubeVirt", |stage| {
