@@ -94,7 +94,7 @@ fn prepare(c: &KubeVirt<'_>) -> Result<()> {
         c.apply(&local_volume(name, "Filesystem", (&folder, "8Mi"), &node))?;
         c.apply(&[virtual_machine(name, "button,shell")])?;
     }
-    converged(c, &[])
+    converged(c, &Expected::default())
 }
 
 /// Effects that the kills and commands since the last check may have.
@@ -104,6 +104,8 @@ struct Expected {
     replaced: Vec<String>,
     /// VMs that may be paused.
     paused: Vec<String>,
+    /// UIDs of VMIs whose shim or VMM was killed. They may still be shown as running.
+    killed: Vec<String>,
 }
 
 fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
@@ -115,30 +117,41 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
         std::thread::sleep(Duration::from_millis(random.below(3000) as u64));
         let victim = random.below(ON_NODE.len() + ON_HOST.len());
         let name = match ON_NODE.get(victim) {
-            Some((name @ ("shim" | "VMM"), pattern)) => {
-                expected.replaced.extend(kill_process_of_vm(c, pattern)?);
-                name
-            }
+            Some((name @ ("shim" | "VMM"), pattern)) => match kill_process_of_vm(c, pattern)? {
+                Some((victim, uid)) => {
+                    let name = format!("{name} of {victim}");
+                    expected.replaced.push(victim);
+                    expected.killed.push(uid);
+                    name
+                }
+                None => {
+                    expected.replaced.extend(VMS.map(str::to_owned));
+                    format!("{name} of any")
+                }
+            },
             Some((name, pattern)) => {
                 on_node(&format!("pkill -9 -f '{pattern}' || true"))?;
-                name
+                (*name).to_owned()
             }
             None => {
                 let name = ON_HOST[victim - ON_NODE.len()];
                 kill_on_host(name)?;
-                name
+                name.to_owned()
             }
         };
         println!("kill {kill}: {name} after {action} of {vm}");
         if kill % ROUND == 0 || kill == kills {
-            converged(c, &expected.paused).with_context(|| format!("after kill {kill}"))?;
+            converged(c, &expected).with_context(|| format!("after kill {kill}"))?;
             let now = self::uids(c)?;
             for (name, uid) in &now {
                 let same = uids.get(name) == Some(uid);
-                ensure!(
-                    same || expected.replaced.contains(name),
-                    "{name} was replaced, and nobody killed it"
-                );
+                if !same && !expected.replaced.contains(name) {
+                    // The log of commands shows what the cluster knows of it.
+                    c.kubectl(&["get", "events", "--sort-by=.metadata.creationTimestamp"])?;
+                    let log = "tail -n 60 /var/log/pods/kubevirt_husk-agent-*/husk-agent/*.log; date";
+                    println!("{}", on_node(log)?);
+                    bail!("{name} was replaced, and nobody killed it");
+                }
             }
             (uids, expected) = (now, Expected::default());
         }
@@ -164,29 +177,25 @@ fn kill_on_host(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills one process of a random VM. Returns the name of the VM; all names if its pod is not known.
-fn kill_process_of_vm(c: &KubeVirt<'_>, pattern: &str) -> Result<Vec<String>> {
+/// Kills one process of a random VM. Returns the name of the VM and the UID of its VMI; nothing if its pod is not known.
+fn kill_process_of_vm(c: &KubeVirt<'_>, pattern: &str) -> Result<Option<(String, String)>> {
     let cgroup = on_node(&format!(
         "pid=$(pgrep -f '{pattern}' | shuf -n 1); [ -z \"$pid\" ] || {{ cat /proc/$pid/cgroup; kill -9 $pid; }}"
     ))?;
-    let path = "{range .items[*]}{.metadata.labels.app}={.metadata.uid} {end}";
+    let labels = r"{.metadata.labels.app}={.metadata.labels.kubevirt\.io/created-by}";
     let words = [
         "get",
         "pods",
         "-lkubevirt.io=virt-launcher",
         "-o",
-        &format!("jsonpath={path}"),
+        &format!("jsonpath={{range .items[*]}}{{.metadata.uid}}={labels} {{end}}"),
     ];
     let pods = c.kubectl(&words)?;
-    let mut pairs = pods
-        .text
-        .split_whitespace()
-        .filter_map(|pair| pair.split_once('='));
-    let own = pairs.find(|(_, uid)| cgroup.contains(uid));
-    Ok(own.map_or_else(
-        || VMS.map(str::to_owned).to_vec(),
-        |(name, _)| vec![name.to_owned()],
-    ))
+    let mut pods = pods.text.split_whitespace().map(|pod| pod.split('='));
+    Ok(pods.find_map(|mut pod| {
+        let (uid, name, vmi) = (pod.next()?, pod.next()?, pod.next()?);
+        (cgroup.contains(uid) && !name.is_empty()).then(|| (name.to_owned(), vmi.to_owned()))
+    }))
 }
 
 /// Starts an operation on a VM, which may fail: the API server may be the victim of the kill before.
@@ -221,8 +230,8 @@ fn act(
     Ok(name)
 }
 
-/// Waits until all VMs run and no VMI is being deleted. VMIs may be paused only if `paused` has them.
-fn converged(c: &KubeVirt<'_>, paused: &[String]) -> Result<()> {
+/// Waits until all VMs run, killed VMIs are gone and no VMI is being deleted. VMIs may be paused only if that is expected.
+fn converged(c: &KubeVirt<'_>, expected: &Expected) -> Result<()> {
     c.until_true("the API server does not answer", || {
         let answer = c.kubectl(&["get", "vm"])?;
         Ok(if answer.status == 0 {
@@ -231,12 +240,20 @@ fn converged(c: &KubeVirt<'_>, paused: &[String]) -> Result<()> {
             Err(answer.text)
         })
     })?;
+    c.until_true("a VMI outlives its shim or VMM", || {
+        let answer = c.kubectl(&["get", VMI, "-o", "jsonpath={.items[*].metadata.uid}"])?;
+        let outlives = expected.killed.iter().any(|uid| answer.text.contains(uid));
+        Ok(match answer.status {
+            0 if !outlives => Ok(()),
+            _ => Err(answer.text),
+        })
+    })?;
     for name in VMS {
         c.until_true(&format!("{name} does not run"), || {
             let answer = c.kubectl(&["get", VMI, name, "-o", "json"])?;
             let vmi: Value = serde_json::from_str(&answer.text).unwrap_or_default();
             let is_paused = conditions(&vmi).contains(&("Paused", "True"));
-            if is_paused && paused.iter().any(|other| other == name) {
+            if is_paused && expected.paused.iter().any(|other| other == name) {
                 c.virtctl(&["unpause", "vmi", name])?;
             }
             let up = vmi["status"]["phase"] == "Running"
