@@ -56,15 +56,18 @@ impl Record {
     /// Description of the machine, as text.
     pub fn machine(&self) -> String {
         let of = |name| self.setting(name);
-        format!(
-            "{}, {} × {}, load {} to {}; {}",
+        let machine = format!(
+            "{}, {} × {}, load {} to {}",
             of("where"),
             of("host_cpus"),
             of("host_cpu"),
             of("load_before"),
             of("load_after"),
-            of("qemu"),
-        )
+        );
+        match self.env.contains_key("qemu") {
+            true => format!("{machine}; {}", of("qemu")),
+            false => machine,
+        }
     }
 
     /// Writes the values and a plot of them to `target/bench/NAME.json` and `.svg`, and prints the paths.

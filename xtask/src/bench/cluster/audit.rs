@@ -30,7 +30,7 @@ struct Entry {
     #[serde(default)]
     user_agent: String,
     object_ref: Option<Object>,
-    request_received_timestamp: Timestamp,
+    request_received_timestamp: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -70,7 +70,8 @@ impl Requests {
             // A request that goes on, such as a watch, has another line at its end.
             let is_new = entry.stage == "ResponseComplete" && entry.verb != "watch"
                 || entry.stage == "ResponseStarted" && entry.verb == "watch";
-            if is_new && (from..to).contains(&entry.request_received_timestamp) {
+            let received: Timestamp = entry.request_received_timestamp.parse()?;
+            if is_new && (from..to).contains(&received) {
                 requests.count(entry);
             }
         }

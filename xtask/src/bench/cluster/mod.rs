@@ -45,28 +45,26 @@ pub fn run(args: Args) -> Result<()> {
     if !args.no_build {
         binaries::build(Profile::Release, &progress)?;
     }
-    cluster::up(
-        &args.kubevirt,
-        &Options {
-            nodes: 0,
-            profile: Profile::Release,
-            build: false,
-        },
-    )?;
     let mut record = Record::default();
-    let facts = host::facts(&Profile::Release.folder().join("husk"))?;
-    record.env.extend(facts);
+    record.env = host::facts(&Profile::Release.folder().join("husk"))?;
+    for (name, value) in [("vmis", args.vmis), ("nodes", args.nodes)] {
+        record.env.insert(name.to_owned(), json!(value));
+    }
     record.env.insert("where".to_owned(), json!("native"));
-    record.env.insert("vmis".to_owned(), json!(args.vmis));
-    record.env.insert("nodes".to_owned(), json!(args.nodes));
     record.env.insert("load_before".to_owned(), json!(host::load()));
-    let kubectl = Kubectl::new(&cluster::folder()?);
+    let options = Options {
+        nodes: 0,
+        profile: Profile::Release,
+        build: false,
+    };
+    cluster::up(&args.kubevirt, &options)?;
     let plan = played::Plan {
         vmis: args.vmis,
         nodes: args.nodes,
         idle: Duration::from_secs(args.idle),
     };
-    let measured = played::run(&plan, &progress, &kubectl, &mut record);
+    let measured = cluster::folder()
+        .and_then(|folder| played::run(&plan, &progress, &Kubectl::new(&folder), &mut record));
     record.env.insert("load_after".to_owned(), json!(host::load()));
     let ended = cluster::down();
     println!("{}", report::text(&record));
