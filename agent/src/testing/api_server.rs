@@ -219,7 +219,7 @@ impl ApiServer {
                 "items": state.vmis.values().collect::<Vec<_>>(),
             })),
             Method::PUT => {
-                let vmi: Value = serde_json::from_slice(&body).unwrap();
+                let mut vmi: Value = serde_json::from_slice(&body).unwrap();
                 let name = vmi["metadata"]["name"].as_str().unwrap().to_owned();
                 let Some(present) = state.vmis.get(&name).cloned() else {
                     return failure(StatusCode::NOT_FOUND, "NotFound");
@@ -236,6 +236,11 @@ impl ApiServer {
                     return failure(StatusCode::CONFLICT, "Conflict");
                 }
                 assert_eq!(present["spec"], vmi["spec"], "the agent changed the spec");
+                let managed = &vmi["metadata"]["managedFields"];
+                assert_eq!(*managed, Value::Null, "the managers of fields are long");
+                if let Some(managed) = present["metadata"].get("managedFields") {
+                    vmi["metadata"]["managedFields"] = managed.clone();
+                }
                 assert_eq!(
                     present["metadata"], vmi["metadata"],
                     "the agent changed the metadata"

@@ -461,7 +461,8 @@ impl VmiActor {
         let name = vmi.name();
         let params = PostParams::default();
         match timeout(CALL_TIMEOUT, api.replace(&name, &params, &object)).await {
-            Ok(Ok(written)) => {
+            Ok(Ok(mut written)) => {
+                object::forget_managers(&mut written);
                 let written = Arc::new(Vmi(written));
                 self.written = Some(Arc::clone(&written));
                 self.report(vmi, &written).await;

@@ -102,7 +102,9 @@ impl VmiController {
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &object::resource());
         let config = watcher::Config::default().labels(&format!("{NODE_LABEL}={}", self.node));
-        let stream = watcher(api, config).backoff(backoff());
+        let stream = watcher(api, config)
+            .modify(object::forget_managers)
+            .backoff(backoff());
         let mut stream = std::pin::pin!(stream);
         let mut failure = WatchError::default();
         loop {

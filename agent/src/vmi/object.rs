@@ -13,7 +13,13 @@ pub fn resource() -> ApiResource {
     ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances")
 }
 
-/// A VMI, as the API server sent it.
+/// Removes the managers of an object's fields, which are half of it. The API server keeps those that a PUT does not
+/// have.
+pub fn forget_managers(object: &mut DynamicObject) {
+    object.metadata.managed_fields = None;
+}
+
+/// A VMI, as the API server sent it, without the managers of its fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vmi(pub DynamicObject);
 
@@ -127,10 +133,7 @@ impl Vmi {
 
     /// The object for the pod's shim, as JSON.
     pub fn manifest(&self) -> String {
-        let mut object = self.0.clone();
-        // Long, and of no use there.
-        object.metadata.managed_fields = None;
-        serde_json::to_string(&object).unwrap_or_default()
+        serde_json::to_string(&self.0).unwrap_or_default()
     }
 
     /// The same object with another status.

@@ -99,6 +99,19 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
+async fn managers_of_fields_are_left_to_the_api_server() {
+    let node = Node::new();
+    let _shim = Shim::start(node.dir.path(), "vm-pod");
+    let mut vmi = vmi("vm");
+    let managed = json!([{"manager": "virt-controller", "operation": "Update"}]);
+    vmi["metadata"]["managedFields"] = managed.clone();
+    node.api.put(vmi);
+    let _agent = node.agent();
+    node.until_phase("vm", "Running").await;
+    assert_eq!(node.api.vmi("vm")["metadata"]["managedFields"], managed);
+}
+
+#[tokio::test]
 async fn vmi_runs_and_its_guest_powers_off() {
     let node = Node::new();
     let shim = node.schedule("vm");
