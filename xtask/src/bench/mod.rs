@@ -41,7 +41,7 @@ pub struct Args {
 enum What {
     /// Time from a VMM's start to its guest's user space, and its cost
     Boot(boot::Args),
-    /// Agents and API requests of many VMIs under KubeVirt's control plane; needs root
+    /// Where the time of a start goes under KubeVirt's control plane, and what many VMIs cost; needs root
     Cluster(cluster::Args),
     /// Several kinds of requests to one disk
     Disk(disk::Args),

@@ -10,6 +10,7 @@ mod kubernetes;
 mod kubevirt;
 mod network;
 mod node;
+mod timeline;
 
 use crate::binaries::{self, Profile};
 use crate::packages::{self, Tool};
@@ -22,6 +23,7 @@ pub use kubectl::Kubectl;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+pub use timeline::Timeline;
 
 const TOOLS: &[Tool] = &[
     Tool {

@@ -1,6 +1,6 @@
 //! Times of a VM's start under KubeVirt, from the changes of its VMI and its pod.
 
-use crate::cluster::Kubectl;
+use super::kubectl::Kubectl;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::process::{Child, Stdio};
@@ -157,6 +157,12 @@ impl Timeline {
         let metadata = &object["metadata"];
         let uids = [&metadata["uid"], &metadata["labels"]["kubevirt.io/created-by"]];
         uids.iter().any(|uid| uid.as_str() == Some(&self.earlier))
+    }
+
+    /// Seconds from the start to the step with this text, if it was reached.
+    pub fn reached(&self, what: &str) -> Option<f64> {
+        let index = STEPS.iter().position(|step| step.what == what)?;
+        self.reached.get(index).copied()
     }
 
     /// Seconds of each step and its components.

@@ -2,9 +2,8 @@
 
 use super::console::Console;
 use super::show::{Message, Show};
-use super::timeline::Timeline;
 use crate::binaries::Profile;
-use crate::cluster::{self, Kubectl, Options};
+use crate::cluster::{self, Kubectl, Options, Timeline};
 use crate::progress::Progress;
 use crate::serial::Serial;
 use crate::{checkout, images, lab, shell};

@@ -6,7 +6,6 @@ mod console;
 mod guest;
 mod inside;
 mod show;
-mod timeline;
 
 use crate::native::native_kvm;
 use crate::progress::Progress;

@@ -1,8 +1,10 @@
-//! `cargo xtask bench cluster`: Husk under KubeVirt's stock control plane, with many VMIs on played nodes.
+//! `cargo xtask bench cluster`: Husk under KubeVirt's stock control plane: where the time of a start goes, and what many
+//! VMIs cost.
 
 mod audit;
 mod played;
 mod report;
+mod start;
 
 use super::host;
 use super::record::{Measurement, Record};
@@ -21,10 +23,16 @@ pub struct Args {
     /// A checkout of KubeVirt 1.9, from which its control plane is built
     #[arg(long, value_name = "CHECKOUT")]
     kubevirt: PathBuf,
-    /// Number of VMIs; up to 100 of them are on the first node
+    /// Measure only this
+    #[arg(long, value_name = "WHAT")]
+    only: Option<Part>,
+    /// Rounds of starts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Number of VMIs on played nodes; up to 100 of them are on the first node
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=2000))]
     vmis: u32,
-    /// Number of nodes, each with an agent
+    /// Number of played nodes, each with an agent
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
     nodes: u32,
     /// Seconds in which the idle agents are measured
@@ -33,6 +41,15 @@ pub struct Args {
     /// Use Husk's existing binaries
     #[arg(long)]
     no_build: bool,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// From `kubectl apply` to the guest's user space, on a node in the lab
+    Start,
+    /// Agents and API requests of many VMIs, on played nodes
+    Many,
 }
 
 /// Runs `cargo xtask bench cluster`.
@@ -45,42 +62,70 @@ pub fn run(args: Args) -> Result<()> {
     if !args.no_build {
         binaries::build(Profile::Release, &progress)?;
     }
-    let mut record = Record::default();
-    record.env = host::facts(&Profile::Release.folder().join("husk"))?;
-    for (name, value) in [("vmis", args.vmis), ("nodes", args.nodes)] {
-        record.env.insert(name.to_owned(), json!(value));
-    }
-    record.env.insert("where".to_owned(), json!("native"));
+    let mut record = Record {
+        env: host::facts(&Profile::Release.folder().join("husk"))?,
+        ..Record::default()
+    };
     record.env.insert("load_before".to_owned(), json!(host::load()));
+    let done = |part: Part| args.only.is_none_or(|only| only == part);
+    let mut measured = Ok(());
+    record
+        .env
+        .insert("where".to_owned(), json!("native, starts in the lab"));
+    if done(Part::Start) {
+        measured = with_cluster(&args, 1, |kubectl| {
+            start::run(args.rounds, &progress, kubectl, &mut record)
+        });
+    }
+    if done(Part::Many) && measured.is_ok() {
+        for (name, value) in [("vmis", args.vmis), ("nodes", args.nodes)] {
+            record.env.insert(name.to_owned(), json!(value));
+        }
+        let plan = played::Plan {
+            vmis: args.vmis,
+            nodes: args.nodes,
+            idle: Duration::from_secs(args.idle),
+        };
+        measured = with_cluster(&args, 0, |kubectl| {
+            played::run(&plan, &progress, kubectl, &mut record)
+        });
+    }
+    record.env.insert("load_after".to_owned(), json!(host::load()));
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record));
+    let setting = report::setting(&record);
+    // A part does not replace a measurement of both.
+    let name = match args.only {
+        None => "cluster",
+        Some(Part::Start) => "cluster-start",
+        Some(Part::Many) => "cluster-many",
+    };
+    record.publish(name, &setting, Better::Less, &report::plot(&record))?;
+    measured
+}
+
+/// Runs `work` in a cluster with `nodes` nodes in the lab, and ends the cluster.
+fn with_cluster(args: &Args, nodes: u32, work: impl FnOnce(&Kubectl) -> Result<()>) -> Result<()> {
     let options = Options {
-        nodes: 0,
+        nodes,
         profile: Profile::Release,
         build: false,
     };
-    cluster::up(&args.kubevirt, &options)?;
-    let plan = played::Plan {
-        vmis: args.vmis,
-        nodes: args.nodes,
-        idle: Duration::from_secs(args.idle),
-    };
-    let measured = cluster::folder()
-        .and_then(|folder| played::run(&plan, &progress, &Kubectl::new(&folder), &mut record));
-    record.env.insert("load_after".to_owned(), json!(host::load()));
+    let worked = cluster::up(&args.kubevirt, &options)
+        .and_then(|()| cluster::folder())
+        .and_then(|folder| work(&Kubectl::new(&folder)));
     let ended = cluster::down();
-    println!("{}", report::text(&record));
-    let setting = report::setting(&record);
-    record.publish("cluster", &setting, Better::Less, &report::plot(&record))?;
-    measured.and(ended)
+    worked.and(ended)
 }
 
 /// Adds a value to the record.
-fn measured(record: &mut Record, case: &str, metric: &str, unit: &str, value: f64) {
+fn measured(record: &mut Record, case: &str, metric: &str, unit: &str, value: f64, run: u32) {
     record.measurements.push(Measurement {
         bench: "cluster".to_owned(),
         case: case.to_owned(),
         metric: metric.to_owned(),
         unit: unit.to_owned(),
         value,
-        run: 1,
+        run,
     });
 }

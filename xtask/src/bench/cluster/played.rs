@@ -77,7 +77,7 @@ pub fn run(plan: &Plan, progress: &Progress, kubectl: &Kubectl, record: &mut Rec
         step.news(&format!("{running} run"));
         Ok((running == plan.vmis).then_some(()))
     })?;
-    measured(record, AGENT, "start_s", "s", clock.elapsed().as_secs_f64());
+    measured(record, AGENT, "start_s", "s", clock.elapsed().as_secs_f64(), 1);
     step.done();
     idle(plan, progress, &agents, record)?;
     let step = progress.step("ending the VMIs");
@@ -177,15 +177,16 @@ fn idle(plan: &Plan, progress: &Progress, agents: &[Process], record: &mut Recor
         let memory = resident(u32::try_from(agent.pid)?, 0)?;
         // The first node has more VMIs than the others.
         let case = if node == 0 { "first" } else { "others" };
-        measured(record, case, "vmis", "count", vmis.into());
-        measured(record, case, "rss_kib", "KiB", memory.own_kib as f64);
-        measured(record, case, "pss_kib", "KiB", memory.own_pss_kib as f64);
+        measured(record, case, "vmis", "count", vmis.into(), 1);
+        measured(record, case, "rss_kib", "KiB", memory.own_kib as f64, 1);
+        measured(record, case, "pss_kib", "KiB", memory.own_pss_kib as f64, 1);
         measured(
             record,
             case,
             "idle_cpu_percent",
             "%",
             100.0 * used.as_secs_f64() / seconds,
+            1,
         );
         measured(
             record,
@@ -193,6 +194,7 @@ fn idle(plan: &Plan, progress: &Progress, agents: &[Process], record: &mut Recor
             "cpu_before_idle_ms",
             "ms",
             before[node as usize].as_secs_f64() * 1e3,
+            1,
         );
     }
     step.done();
@@ -215,6 +217,7 @@ fn requests(plan: &Plan, requests: &Requests, record: &mut Record) -> Result<()>
             &format!("requests_{verb}"),
             "count",
             per_vmi(*count),
+            1,
         );
     }
     for (resource, count) in &requests.agent_writes {
@@ -224,6 +227,7 @@ fn requests(plan: &Plan, requests: &Requests, record: &mut Record) -> Result<()>
             &format!("writes_{resource}"),
             "count",
             per_vmi(*count),
+            1,
         );
     }
     measured(
@@ -232,9 +236,10 @@ fn requests(plan: &Plan, requests: &Requests, record: &mut Record) -> Result<()>
         "writes",
         "count",
         per_vmi(requests.agent_writes_for_vmis()),
+        1,
     );
     let most = requests.status_writes.values().max().copied().unwrap_or_default();
-    measured(record, AGENT, "status_writes_max", "count", most.into());
+    measured(record, AGENT, "status_writes_max", "count", most.into(), 1);
     Ok(())
 }
 
