@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 pub const CASE: Case = Case {
     name: "kubevirt-debian",
-    about: "Debian from a filesystem claim, with cloud-init from a Secret; virtctl ssh, scp",
+    about: "Debian from a claim that waits for its first consumer, with cloud-init from a Secret; virtctl ssh, scp",
     limit: Duration::from_secs(1200),
     run,
 };
 
 const VM: &str = "debian";
+/// Storage class of the disk.
+const CLASS: &str = "local-wait";
 /// Folder of the disk on the node.
 const DATA: &str = "/var/tmp/husk-debian";
 /// Time limit from the VM's start until cloud-init has installed the key.
@@ -38,8 +40,15 @@ fn run(ctx: &TestContext) -> Result<()> {
         .context("ssh-keygen")?;
     ensure!(made.success(), "ssh-keygen: {made}");
     let public = std::fs::read_to_string(key.with_extension("pub"))?;
-    c.apply(&local_volume(VM, "Filesystem", (DATA, "3Gi"), &c.node()?))?;
-    c.apply(&[user_data(&public), debian()])?;
+    let [volume, claim] = local_volume(VM, "Filesystem", (DATA, "3Gi"), &c.node()?);
+    c.apply(&[storage_class(), waiting(volume), waiting(claim)])?;
+    ctx.part("a claim waits for its VM", || {
+        // The controller binds other claims within this time.
+        std::thread::sleep(Duration::from_secs(3));
+        c.until("pvc", VM, ".status.phase", "Pending")?;
+        c.apply(&[user_data(&public), debian()])?;
+        c.until("pvc", VM, ".status.phase", "Bound")
+    });
     let key = key.display().to_string();
     ctx.part("ssh", || ssh(c, &key));
     ctx.part("scp", || scp(ctx, c, &key));
@@ -52,6 +61,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         ("secret", "debian-cloud-init"),
         ("pvc", VM),
         ("pv", VM),
+        ("storageclass", CLASS),
     ] {
         c.delete(kind, name)?;
     }
@@ -59,6 +69,26 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.on_node(&format!("rm -r {DATA}"))?;
     c.delete("pod", "node-shell")?;
     c.until_none("pods")
+}
+
+/// Local volumes that are bound when the first pod is scheduled, so that both are on one node.
+fn storage_class() -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": CLASS},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    })
+}
+
+/// A volume or a claim of that class, without the name of the other.
+fn waiting(mut object: Value) -> Value {
+    object["spec"]["storageClassName"] = json!(CLASS);
+    if let Some(spec) = object["spec"].as_object_mut() {
+        spec.remove("volumeName");
+    }
+    object
 }
 
 /// cloud-init's user data in a Secret.
