@@ -78,8 +78,26 @@ fn run(ctx: &TestContext) -> Result<()> {
     let namespaces = on_node(NAMESPACES)?;
     prepare(c)?;
     let result = killing(c, &mut Random::new(seed), kills).with_context(|| format!("with HUSK_SEED={seed}"));
+    if result.is_err() {
+        show(c)?;
+    }
     ctx.part("kills", || result);
     ctx.part("nothing is left", || nothing_is_left(c, &namespaces));
+    Ok(())
+}
+
+/// Prints what the cluster and the agent know of the VMs.
+fn show(c: &KubeVirt<'_>) -> Result<()> {
+    let uid = "custom-columns=NAME:.metadata.name,UID:.metadata.uid,PHASE:.status.phase,DELETED:.metadata.deletionTimestamp";
+    for words in [
+        &["get", VMI, "-o", uid][..],
+        &["get", "pods", "-o", "wide"],
+        &["get", "events", "--sort-by=.metadata.creationTimestamp"],
+    ] {
+        println!("{}", c.kubectl(words)?.text);
+    }
+    let log = "tail -n 80 /var/log/pods/kubevirt_husk-agent-*/husk-agent/*.log; date";
+    println!("{}", on_node(log)?);
     Ok(())
 }
 
@@ -145,13 +163,10 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
             let now = self::uids(c)?;
             for (name, uid) in &now {
                 let same = uids.get(name) == Some(uid);
-                if !same && !expected.replaced.contains(name) {
-                    // The log of commands shows what the cluster knows of it.
-                    c.kubectl(&["get", "events", "--sort-by=.metadata.creationTimestamp"])?;
-                    let log = "tail -n 60 /var/log/pods/kubevirt_husk-agent-*/husk-agent/*.log; date";
-                    println!("{}", on_node(log)?);
-                    bail!("{name} was replaced, and nobody killed it");
-                }
+                ensure!(
+                    same || expected.replaced.contains(name),
+                    "{name} was replaced, and nobody killed it"
+                );
             }
             (uids, expected) = (now, Expected::default());
         }
@@ -245,7 +260,7 @@ fn converged(c: &KubeVirt<'_>, expected: &Expected) -> Result<()> {
         let outlives = expected.killed.iter().any(|uid| answer.text.contains(uid));
         Ok(match answer.status {
             0 if !outlives => Ok(()),
-            _ => Err(answer.text),
+            _ => Err(format!("{:?} of {}", expected.killed, answer.text)),
         })
     })?;
     for name in VMS {
