@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use husk_proto::shim::v1::Status;
+use husk_proto::shim::v1::{Phase, Status};
 use prost::Message;
 use tracing::warn;
 
@@ -45,6 +45,25 @@ impl RuntimeDir {
             .map_err(StateError::io(&path))
     }
 
+    /// Records the end of the VM of a pod whose shim died, unless its end is recorded.
+    pub(super) fn record_death(&self, pod_uid: &str) -> Result<(), StateError> {
+        if self.ended_path().join(pod_uid).exists() {
+            return Ok(());
+        }
+        let status = Status {
+            phase: Phase::Failed.into(),
+            reason: "ShimDied".to_owned(),
+            message: "the shim died, and the VM with it".to_owned(),
+            ..Status::default()
+        };
+        self.record_end(pod_uid, &status)
+    }
+
+    /// Removes the record of a pod that has a shim after all.
+    pub(super) fn forget_end(&self, pod_uid: &str) {
+        let _ = fs::remove_file(self.ended_path().join(pod_uid));
+    }
+
     pub(super) fn ended_path(&self) -> PathBuf {
         self.path.join(".ended")
     }
@@ -65,9 +84,8 @@ impl RuntimeDir {
 
 #[cfg(test)]
 mod tests {
-    use husk_proto::shim::v1::Phase;
-
     use super::*;
+    use crate::state::PODS;
 
     #[test]
     fn last_status_is_recorded_without_its_devices() {
@@ -88,6 +106,33 @@ mod tests {
         assert_eq!(read(), status);
         assert!(runtime.list().unwrap().is_empty());
         assert!(runtime.record_end("../uid", &status).is_err());
+    }
+
+    #[test]
+    fn end_of_a_pod_whose_shim_died_is_recorded_before_its_directory_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::at(dir.path());
+        let record = |name: &str| fs::read(dir.path().join(".ended").join(name)).ok();
+        let status = |name| Status::decode(&record(name).unwrap()[..]).unwrap();
+        let ended = Status {
+            phase: Phase::Succeeded.into(),
+            ..Status::default()
+        };
+        runtime.record_end("ended", &ended).unwrap();
+        // The end of a VM without a pod is of no use to an agent.
+        for (namespace, name) in [(PODS, "dead"), ("default", "dead-too")] {
+            drop(runtime.claim(namespace, name).unwrap());
+        }
+        fs::create_dir(dir.path().join("pods/ended")).unwrap();
+        fs::write(dir.path().join("pods/ended/monitor.pid"), "").unwrap();
+        assert_eq!(runtime.remove_abandoned().unwrap().len(), 3);
+        assert_eq!(status("dead").phase(), Phase::Failed);
+        assert_eq!(status("dead").reason, "ShimDied");
+        assert_eq!(status("ended"), ended);
+        assert_eq!(record("dead-too"), None);
+
+        let _alive = runtime.claim(PODS, "dead").unwrap();
+        assert_eq!(record("dead"), None);
     }
 
     #[test]

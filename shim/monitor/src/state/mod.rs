@@ -118,6 +118,13 @@ impl RuntimeDir {
         }
         let mut removed = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
+            // An agent that starts after the removal takes a pod without directory and record as not Husk's.
+            if dir.namespace() == PODS
+                && let Err(error) = self.record_death(dir.name())
+            {
+                warn!(%error, "the end of a dead monitor's VM was not recorded for the agent");
+                continue;
+            }
             match dir.remove(&self.removal_path()) {
                 Ok(()) => removed.push(dir),
                 Err(error) => {
@@ -202,6 +209,9 @@ impl RuntimeDir {
             dir.remove(&self.removal_path())?;
         }
         private_dirs(dir.path())?;
+        if namespace == PODS {
+            self.forget_end(name);
+        }
         let claimed = ClaimedDir::lock(self.clone(), dir)?;
         drop(lock);
         Ok(claimed)
