@@ -37,12 +37,14 @@ const VERSION: &str = "v1beta1";
 const RESOURCES: &str = "devices.kubevirt.io";
 /// File name of the kubelet's socket.
 const KUBELET_SOCKET: &str = "kubelet.sock";
-/// Delays before a further attempt to register, in seconds. The last one is repeated.
-const BACKOFF: [u64; 4] = [1, 2, 5, 10];
+/// Delays before a further attempt to register, in milliseconds. The last one is repeated. A kubelet that starts removes
+/// the plugins' sockets just before it listens.
+const BACKOFF: [u64; 5] = [200, 1000, 2000, 5000, 10_000];
 /// Maximum time of one attempt to register.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between two checks of the device and the sockets.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two checks of the device and the sockets. A kubelet that was restarted soon admits its running pods
+/// again, and ends those whose devices are not registered.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time for the kubelet to read the empty list of a plugin that ends.
 const LAST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -120,7 +122,7 @@ impl DevicePlugin {
                     let delay = BACKOFF[failures.min(BACKOFF.len() - 1)];
                     failures += 1;
                     tokio::select! {
-                        () = sleep(Duration::from_secs(delay)) => {}
+                        () = sleep(Duration::from_millis(delay)) => {}
                         _ = stop.wait_for(|stop| *stop) => return,
                     }
                 }
@@ -140,7 +142,8 @@ impl DevicePlugin {
         let own = inode(&socket)?;
         let kubelet = self.directory.join(KUBELET_SOCKET);
         let kubelet_before = inode(&kubelet).ok();
-        let (devices, watched) = watch::channel(self.list());
+        let mut present = self.device.path.exists();
+        let (devices, watched) = watch::channel(self.list(present));
         let service = Service::new(self.device.clone(), watched);
         let (finish, finished) = oneshot::channel::<()>();
         let service = api::device_plugin_server::DevicePluginServer::new(service);
@@ -163,12 +166,11 @@ impl DevicePlugin {
                     if replaced || inode(&kubelet).ok() != kubelet_before {
                         break Ok(Ended::KubeletRestarted);
                     }
-                    let list = self.list();
-                    devices.send_if_modified(|current| {
-                        let changed = *current != list;
-                        *current = list;
-                        changed
-                    });
+                    let is_present = self.device.path.exists();
+                    if is_present != present {
+                        present = is_present;
+                        devices.send_replace(self.list(present));
+                    }
                 }
             }
         };
@@ -210,9 +212,9 @@ impl DevicePlugin {
             .map_err(|_| io::Error::other("the kubelet does not answer"))?
     }
 
-    /// The devices for the kubelet, healthy if the device exists.
-    fn list(&self) -> Vec<api::Device> {
-        let health = match self.device.path.exists() {
+    /// The devices for the kubelet, healthy if the device is `present`.
+    fn list(&self, present: bool) -> Vec<api::Device> {
+        let health = match present {
             true => "Healthy",
             false => "Unhealthy",
         };

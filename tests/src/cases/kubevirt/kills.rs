@@ -164,7 +164,7 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
             for (name, uid) in &now {
                 let same = uids.get(name) == Some(uid);
                 ensure!(
-                    same || expected.replaced.contains(name),
+                    same || expected.replaced.contains(name) || is_rejected(c, name)?,
                     "{name} was replaced, and nobody killed it"
                 );
             }
@@ -172,6 +172,19 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// True if the kubelet ended a pod of the VM because no device plugin was registered: one that was restarted admits its
+/// running pods again, with any runtime.
+fn is_rejected(c: &KubeVirt<'_>, vm: &str) -> Result<bool> {
+    let path = r#"{range .items[*]}{.reason} {.involvedObject.name}{"\n"}{end}"#;
+    let events = c.kubectl(&["get", "events", "-o", &format!("jsonpath={path}")])?;
+    let pod = format!("virt-launcher-{vm}-");
+    let mut events = events.text.lines().filter_map(|line| line.split_once(' '));
+    Ok(
+        events
+            .any(|(reason, name)| reason.starts_with("OutOfdevices.kubevirt.io/") && name.starts_with(&pod)),
+    )
 }
 
 /// Kills a process of this machine, which `cargo xtask test` starts again.
