@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use husk_monitor::monitor::{PendingCall, PendingVm, StartRequest, VmError, VmiIdentity, final_status};
-use husk_monitor::state::{PODS, RuntimeDir};
+use husk_monitor::state::RuntimeDir;
 use husk_proto::shim::v1::{Phase, Status};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
@@ -84,7 +84,7 @@ impl Pod {
     fn pending_vm(&self, id: &str, launch: &Launch) -> Result<PendingVm, TaskError> {
         let runtime = RuntimeDir::locate().map_err(|error| TaskError::failed(error.to_string()))?;
         let uid = self.sandbox().and_then(|sandbox| spec::uid(&sandbox.spec));
-        let pending = PendingVm::serve(&runtime, (PODS, uid.unwrap_or(id)), launch.identity.clone());
+        let pending = PendingVm::serve(&runtime, uid.unwrap_or(id), launch.identity.clone());
         pending.map_err(|error| TaskError::failed(error.to_string()))
     }
 

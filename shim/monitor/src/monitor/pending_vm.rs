@@ -77,16 +77,16 @@ pub struct PendingVm {
 }
 
 impl PendingVm {
-    /// Claims the directory of these two names in `runtime` and serves its socket. Must be called on a tokio runtime.
+    /// Claims the directory of the pod `pod_uid` in `runtime` and serves its socket. Must be called on a tokio runtime.
     ///
     /// # Errors
     /// The directory is another VM's, or cannot be written.
     pub fn serve(
         runtime: &RuntimeDir,
-        (namespace, name): (&str, &str),
+        pod_uid: &str,
         identity: VmiIdentity,
     ) -> Result<PendingVm, EmbeddedVmError> {
-        let claimed = runtime.claim(namespace, name)?;
+        let claimed = runtime.claim_launcher(pod_uid)?;
         let incoming = match listener::serve_calls(claimed.dir().path()) {
             Ok(incoming) => incoming,
             Err(error) => {
@@ -358,7 +358,7 @@ mod tests {
             namespace: "team".into(),
             uid: "1".into(),
         };
-        let mut pending = PendingVm::serve(&runtime, ("pods", "pod"), identity).unwrap();
+        let mut pending = PendingVm::serve(&runtime, "pod", identity).unwrap();
         let vm = runtime.find("pods", "pod").unwrap();
         let mut client = client::connect(&vm).await.unwrap();
         let mut statuses = client

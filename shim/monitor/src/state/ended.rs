@@ -118,20 +118,18 @@ mod tests {
             phase: Phase::Succeeded.into(),
             ..Status::default()
         };
+        drop(runtime.claim_launcher("dead").unwrap());
+        drop(runtime.claim_launcher("ended").unwrap());
         runtime.record_end("ended", &ended).unwrap();
-        // The end of a VM without a pod is of no use to an agent.
-        for (namespace, name) in [(PODS, "dead"), ("default", "dead-too")] {
-            drop(runtime.claim(namespace, name).unwrap());
-        }
-        fs::create_dir(dir.path().join("pods/ended")).unwrap();
-        fs::write(dir.path().join("pods/ended/monitor.pid"), "").unwrap();
+        // No agent waits for the end of a pod that brings its own VMI.
+        drop(runtime.claim(PODS, "alone").unwrap());
         assert_eq!(runtime.remove_abandoned().unwrap().len(), 3);
         assert_eq!(status("dead").phase(), Phase::Failed);
         assert_eq!(status("dead").reason, "ShimDied");
         assert_eq!(status("ended"), ended);
-        assert_eq!(record("dead-too"), None);
+        assert_eq!(record("alone"), None);
 
-        let _alive = runtime.claim(PODS, "dead").unwrap();
+        let _alive = runtime.claim_launcher("dead").unwrap();
         assert_eq!(record("dead"), None);
     }
 

@@ -4,7 +4,7 @@
 //! RUNTIME/.lock                      held to claim or remove a VM's directory; its text marks RUNTIME as Husk's
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
 //!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log netns.json
-//!                        network-DEVICE.json
+//!                        network-DEVICE.json launcher
 //! RUNTIME/.ended/POD-UID             how the VM of a launcher pod ended
 //! ```
 //!
@@ -119,7 +119,7 @@ impl RuntimeDir {
         let mut removed = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
             // An agent that starts after the removal takes a pod without directory and record as not Husk's.
-            if dir.namespace() == PODS
+            if dir.is_launchers()
                 && let Err(error) = self.record_death(dir.name())
             {
                 warn!(%error, "the end of a dead monitor's VM was not recorded for the agent");
@@ -209,11 +209,18 @@ impl RuntimeDir {
             dir.remove(&self.removal_path())?;
         }
         private_dirs(dir.path())?;
-        if namespace == PODS {
-            self.forget_end(name);
-        }
         let claimed = ClaimedDir::lock(self.clone(), dir)?;
         drop(lock);
+        Ok(claimed)
+    }
+
+    /// As [`RuntimeDir::claim`], for the pod with this UID, whose VM an agent starts. If this process dies, the removal of
+    /// the directory leaves a record of the end.
+    pub fn claim_launcher(&self, pod_uid: &str) -> Result<ClaimedDir, StateError> {
+        let claimed = self.claim(PODS, pod_uid)?;
+        self.forget_end(pod_uid);
+        let path = claimed.dir().path();
+        claimed.dir().mark_launchers().map_err(StateError::io(path))?;
         Ok(claimed)
     }
 

@@ -10,9 +10,13 @@ use husk_network::ofd_lock;
 
 use super::error::StateError;
 
+/// Marks the directory of a launcher pod's VM.
+const LAUNCHER: &str = "launcher";
+
 pub(super) const PID: &str = "monitor.pid";
 /// All files of a VM's directory except monitor.pid and the saved state of its network.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
+    LAUNCHER,
     "pod.sock",
     "fds.sock",
     "plan.json",
@@ -116,6 +120,15 @@ impl VmDir {
     }
 
     /// True if its monitor died.
+    /// True if an agent waits for the end of this VM.
+    pub(super) fn is_launchers(&self) -> bool {
+        self.path.join(LAUNCHER).exists()
+    }
+
+    pub(super) fn mark_launchers(&self) -> io::Result<()> {
+        fs::write(self.path.join(LAUNCHER), "")
+    }
+
     pub(super) fn is_abandoned(&self) -> bool {
         self.held().is_ok_and(|held| !held)
     }
