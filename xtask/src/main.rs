@@ -34,7 +34,7 @@ enum Xtask {
     Soak(test::SoakArgs),
     /// Makes guest kernels and disk images, or the container image of deploy/
     Images(images::Args),
-    /// Measures Husk in comparison with QEMU
+    /// Measures Husk, mostly in comparison with QEMU
     Bench(bench::Args),
     /// Runs a Kubernetes cluster with KubeVirt's control plane and nodes with Husk
     Cluster(cluster::Args),
