@@ -117,7 +117,11 @@ fn with_cluster(args: &Args, nodes: u32, work: impl FnOnce(&Kubectl) -> Result<(
     let worked = cluster::up(&args.kubevirt, &options)
         .and_then(|()| cluster::folder())
         .and_then(|folder| work(&Kubectl::new(&folder)));
-    let ended = cluster::down();
+    // Without processes nothing was started.
+    let ended = match cluster::exists() {
+        true => cluster::down(),
+        false => Ok(()),
+    };
     worked.and(ended)
 }
 
