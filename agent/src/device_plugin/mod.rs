@@ -18,7 +18,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 use tracing::{info, warn};
@@ -45,6 +45,9 @@ const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two checks of the device and the sockets. A kubelet that was restarted soon admits its running pods
 /// again, and ends those whose devices are not registered.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Time to register again before the node counts as one without the device. A kubelet that was restarted also ends the
+/// running pods whose node selector no longer matches, `kubevirt.io/schedulable` in it.
+const REGISTER_AGAIN_TIME: Duration = Duration::from_secs(60);
 /// Time for the kubelet to read the empty list of a plugin that ends.
 const LAST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -90,7 +93,7 @@ enum Ended {
 }
 
 impl DevicePlugin {
-    /// A plugin, and a watch that is true while the kubelet knows it.
+    /// A plugin, and a watch that is true while the kubelet knows it, and for a minute after it was restarted.
     #[must_use]
     pub fn new(device: NodeDevice, count: u32, directory: PathBuf) -> (DevicePlugin, watch::Receiver<bool>) {
         let (registered, watch) = watch::channel(false);
@@ -110,12 +113,14 @@ impl DevicePlugin {
     /// Serves until `stop` is true. Errors are logged, and another attempt is made.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut failures = 0;
+        let mut lost = None;
         loop {
             match self.serve(&mut stop).await {
                 Ok(Ended::Stopped) => return,
                 Ok(Ended::KubeletRestarted) => {
                     info!(device = self.device.name, "the kubelet was restarted");
                     failures = 0;
+                    lost = Some(Instant::now());
                 }
                 Err(error) => {
                     warn!(device = self.device.name, %error, "the device plugin is not registered");
@@ -127,7 +132,9 @@ impl DevicePlugin {
                     }
                 }
             }
-            self.registered.send_replace(false);
+            if lost.is_none_or(|lost| lost.elapsed() >= REGISTER_AGAIN_TIME) {
+                self.registered.send_replace(false);
+            }
         }
     }
 

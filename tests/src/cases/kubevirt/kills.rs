@@ -174,17 +174,17 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
     Ok(())
 }
 
-/// True if the kubelet ended a pod of the VM because no device plugin was registered: one that was restarted admits its
-/// running pods again, with any runtime.
+/// True if the kubelet ended a pod of the VM because it did not know the devices yet: one that was restarted admits its
+/// running pods again, with any runtime (kubernetes/kubernetes#133382).
 fn is_rejected(c: &KubeVirt<'_>, vm: &str) -> Result<bool> {
     let path = r#"{range .items[*]}{.reason} {.involvedObject.name}{"\n"}{end}"#;
     let events = c.kubectl(&["get", "events", "-o", &format!("jsonpath={path}")])?;
     let pod = format!("virt-launcher-{vm}-");
     let mut events = events.text.lines().filter_map(|line| line.split_once(' '));
-    Ok(
-        events
-            .any(|(reason, name)| reason.starts_with("OutOfdevices.kubevirt.io/") && name.starts_with(&pod)),
-    )
+    Ok(events.any(|(reason, name)| {
+        let devices = reason.starts_with("OutOfdevices.kubevirt.io/") || reason == "UnexpectedAdmissionError";
+        devices && name.starts_with(&pod)
+    }))
 }
 
 /// Kills a process of this machine, which `cargo xtask test` starts again.
