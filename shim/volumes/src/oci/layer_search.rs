@@ -5,15 +5,15 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::fstatvfs;
 use sha2::digest::DynDigest;
 use tar::EntryType;
 
 use super::super::error::Reason;
-use super::super::scratch::ScratchDir;
 use super::super::sparse_writer::SparseWriter;
+use super::ImageFile;
 use super::blob_store::BlobStore;
 use super::decompress::{LimitedReader, decompress};
 use super::manifest::{Layer, LayerDigest, check, hasher};
@@ -33,14 +33,28 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// State of the search.
 pub(super) struct LayerSearch<'a> {
-    pub(super) image_path: Option<&'a Path>,
-    pub(super) scratch: &'a ScratchDir,
+    pub(super) wanted: &'a [ImageFile],
+    pub(super) place: &'a dyn Place,
     pub(super) found: BTreeMap<PathBuf, Candidate>,
     /// Bytes that may still be decompressed.
     pub(super) left: u64,
 }
 
-/// A file at a path where the disk may be.
+/// Where extracted files are created.
+pub(super) trait Place {
+    /// Creates an empty file.
+    fn create(&self) -> Result<Extracted, Reason>;
+    /// The directory, for errors.
+    fn path(&self) -> &Path;
+}
+
+/// An extracted file, and its name in the place if it has one.
+pub(super) struct Extracted {
+    pub(super) file: File,
+    pub(super) name: Option<PathBuf>,
+}
+
+/// A file at a path where a wanted one may be.
 pub(super) struct Candidate {
     layer: usize,
     pub(super) what: CandidateContent,
@@ -48,7 +62,7 @@ pub(super) struct Candidate {
 
 pub(super) enum CandidateContent {
     /// A regular file's content.
-    File(File),
+    File(Extracted),
     /// Another type of file, in words.
     Other(&'static str),
 }
@@ -147,31 +161,23 @@ impl LayerSearch<'_> {
     }
 
     fn is_wanted(&self, path: &Path) -> bool {
-        match self.image_path {
-            Some(wanted) => path == wanted,
-            None => {
-                let mut parts = path.components();
-                parts.next() == Some(Component::Normal(OsStr::new("disk")))
-                    && parts.next().is_some()
-                    && parts.next().is_none()
-            }
-        }
+        self.wanted.iter().any(|wanted| wanted.matches(path))
     }
 
-    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<File, Reason> {
-        let file = self.scratch.file().map_err(|fault| fault.to_string())?;
-        let space = fstatvfs(&file).map_err(|error| error.to_string())?;
+    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<Extracted, Reason> {
+        let extracted = self.place.create()?;
+        let space = fstatvfs(&extracted.file).map_err(|error| error.to_string())?;
         let room = space
             .f_bavail
             .saturating_mul(space.f_frsize)
             .saturating_sub(RESERVE);
-        let mut writer = SparseWriter::new(&file, room);
+        let mut writer = SparseWriter::new(&extracted.file, room);
         let copied =
             io::copy(&mut content.take(entry.size), &mut writer).map_err(|error| match error.kind() {
                 io::ErrorKind::StorageFull => format!(
                     "{} does not fit into {}, which has room for {} MiB",
                     entry.path.display(),
-                    self.scratch.path().display(),
+                    self.place.path().display(),
                     room >> 20
                 ),
                 _ => format!("{}: {error}", entry.path.display()),
@@ -180,7 +186,7 @@ impl LayerSearch<'_> {
             return Err(format!("it ends within {}", entry.path.display()));
         }
         writer.finish().map_err(|error| error.to_string())?;
-        Ok(file)
+        Ok(extracted)
     }
 }
 

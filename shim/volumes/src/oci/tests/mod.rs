@@ -22,7 +22,7 @@ use super::ContainerImage;
 const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A layer of regular files.
-fn layer(files: &[(&str, &[u8])]) -> Vec<u8> {
+pub(super) fn layer(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     for (path, content) in files {
         let mut header = Header::new_gnu();
@@ -34,7 +34,7 @@ fn layer(files: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 /// A layer with one member that is not a file.
-fn special(path: &str, kind: EntryType, target: &str) -> Vec<u8> {
+pub(super) fn special(path: &str, kind: EntryType, target: &str) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -66,7 +66,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Files of an image by path.
-type Parts = Vec<(String, Vec<u8>)>;
+pub(super) type Parts = Vec<(String, Vec<u8>)>;
 
 struct Layout {
     parts: Parts,
@@ -104,7 +104,7 @@ impl Layout {
 }
 
 /// An OCI image layout with one image.
-fn oci(layers: &[Vec<u8>]) -> Parts {
+pub(super) fn oci(layers: &[Vec<u8>]) -> Parts {
     let mut layout = Layout { parts: Vec::new() };
     let image = layout.image(layers);
     layout.index(&[image])
@@ -142,16 +142,20 @@ pub(in super::super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     layer(&parts)
 }
 
-struct Home(tempfile::TempDir);
+pub(super) struct Home(tempfile::TempDir);
 
 impl Home {
-    fn new() -> Home {
+    pub(super) fn new() -> Home {
         let home = Home(tempfile::tempdir().unwrap());
         fs::create_dir(home.0.path().join("scratch")).unwrap();
         home
     }
 
-    fn directory(&self, parts: &Parts) -> PathBuf {
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(super) fn directory(&self, parts: &Parts) -> PathBuf {
         let root = self.0.path().join("layout");
         let _ = fs::remove_dir_all(&root);
         fs::create_dir(&root).unwrap();
