@@ -3,19 +3,30 @@
 mod claim;
 mod document;
 mod error;
+mod header;
+mod metadata;
 mod object;
+mod run_strategy;
 mod vmi;
 mod yaml;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::field::FieldError;
 use document::Document;
-use object::{read_vm, read_vmi};
 
 pub use claim::ClaimSize;
 pub use error::{InvalidDocument, LoadError, MANIFEST_LIMIT};
+pub(crate) use header::Header;
+pub use metadata::Metadata;
+use object::read_vm;
+pub(crate) use object::{TEMPLATE_SPEC, check_template, expanded, read_vmi};
+pub use run_strategy::RunStrategy;
 pub use vmi::Vmi;
+
+/// API group of VirtualMachines and VirtualMachineInstances, and its versions.
+pub(crate) const KUBEVIRT: &str = "kubevirt.io";
+pub(crate) const KUBEVIRT_VERSIONS: &[&str] = &["v1", "v1alpha3"];
 
 /// A document of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +53,22 @@ pub enum Loaded {
 /// # Errors
 /// See [`LoadError`].
 pub fn load(text: &str) -> Result<Vec<Loaded>, LoadError> {
+    let loaded = read_documents(text, read)?;
+    if !loaded.iter().any(|document| matches!(document, Loaded::Vmi(_))) {
+        let kinds = loaded.into_iter().map(|document| match document {
+            Loaded::Other { kind, .. } => kind,
+            Loaded::Vmi(_) => String::new(),
+        });
+        return Err(LoadError::NoVm(kinds.collect()));
+    }
+    Ok(loaded)
+}
+
+/// Reads each document of a manifest, and reports the errors of all. `read` gets the document and its name in messages.
+pub(crate) fn read_documents<T>(
+    text: &str,
+    read: impl Fn(&Value, &Option<String>) -> Result<T, Vec<FieldError>>,
+) -> Result<Vec<T>, LoadError> {
     if text.len() > MANIFEST_LIMIT {
         return Err(LoadError::TooLarge);
     }
@@ -57,80 +84,32 @@ pub fn load(text: &str) -> Result<Vec<Loaded>, LoadError> {
             }),
         }
     }
-    if !errors.is_empty() {
-        return Err(LoadError::Invalid(errors));
+    if errors.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(LoadError::Invalid(errors))
     }
-    if !loaded.iter().any(|document| matches!(document, Loaded::Vmi(_))) {
-        let kinds = loaded.into_iter().map(|document| match document {
-            Loaded::Other { kind, .. } => kind,
-            Loaded::Vmi(_) => String::new(),
-        });
-        return Err(LoadError::NoVm(kinds.collect()));
-    }
-    Ok(loaded)
 }
 
 fn read(value: &Value, document: &Option<String>) -> Result<Loaded, Vec<FieldError>> {
-    let Value::Object(object) = value else {
-        return Err(vec![FieldError::invalid(
-            "kind",
-            "the document is not an object with apiVersion, kind and spec",
-        )]);
+    let header = Header::of(value)?;
+    let read = match header.kind {
+        "VirtualMachine" => read_vm,
+        "VirtualMachineInstance" => read_vmi,
+        _ => return Ok(other(&header)),
     };
-    let text = |name: &str| {
-        object
-            .get(name)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let (api_version, kind) = (text("apiVersion"), text("kind"));
-    if kind.is_empty() {
-        return Err(vec![FieldError::required("kind", "kind in body is required")]);
+    if !header.is_of(KUBEVIRT, KUBEVIRT_VERSIONS)? {
+        return Ok(other(&header));
     }
-    let is_vm = kind == "VirtualMachine";
-    let ours = is_vm || kind == "VirtualMachineInstance";
-    if !ours || !(api_version.is_empty() || api_version.starts_with("kubevirt.io/")) {
-        let name = object
-            .get("metadata")
-            .and_then(|m| m.get("name"))
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        return Ok(Loaded::Other {
-            api_version,
-            kind,
-            name: name.to_owned(),
-        });
-    }
-    if !matches!(api_version.as_str(), "kubevirt.io/v1" | "kubevirt.io/v1alpha3") {
-        let message = format!("'{api_version}' is not supported; use kubevirt.io/v1 or kubevirt.io/v1alpha3");
-        return Err(vec![FieldError::unsupported("apiVersion", message)]);
-    }
-    let mut object = object.clone();
-    strip_nulls(&mut object);
-    if is_vm {
-        read_vm(&object)
-    } else {
-        read_vmi(&object)
-    }
-    .map(|vmi| {
-        let document = document.clone();
-        Loaded::Vmi(Box::new(Vmi { document, ..vmi }))
-    })
+    let vmi = read(&header.without_nulls())?;
+    let document = document.clone();
+    Ok(Loaded::Vmi(Box::new(Vmi { document, ..vmi })))
 }
 
-/// Removes null values, which mean the same as absent fields.
-fn strip_nulls(object: &mut Map<String, Value>) {
-    object.retain(|_, value| !value.is_null());
-    for value in object.values_mut() {
-        strip_nulls_below(value);
-    }
-}
-
-fn strip_nulls_below(value: &mut Value) {
-    match value {
-        Value::Object(object) => strip_nulls(object),
-        Value::Array(items) => items.iter_mut().for_each(strip_nulls_below),
-        _ => {}
+fn other(header: &Header) -> Loaded {
+    Loaded::Other {
+        api_version: header.api_version.to_owned(),
+        kind: header.kind.to_owned(),
+        name: header.metadata("name").to_owned(),
     }
 }
