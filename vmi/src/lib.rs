@@ -6,14 +6,18 @@
 //! ```text
 //! text ── load ──▶ Vmi ── validate ──▶ () or field errors
 //!                   └──── plan(PodResources) ──▶ VmPlan (defaults applied, every source resolved)
+//!
+//! text ── read_objects ──▶ Object … VirtualMachine ── expand ──▶ Vmi (with instance type and preference)
 //! ```
 
 #![warn(missing_docs)]
 
 mod field;
+pub mod instancetype;
 mod load;
 mod mac;
 mod names;
+pub mod objects;
 mod plan;
 mod quantity;
 mod schema;
@@ -21,7 +25,7 @@ pub mod types;
 mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
-pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
+pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Metadata, Vmi, load};
 pub use plan::{
     BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId,
     FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile, KernelOverride, LiveUpdate, Memory,

@@ -92,20 +92,7 @@ const DISK: FieldType = Object(&[
     honoured("cache", Str),
     honoured("io", Str),
     noted("tag", Str, NO_TAG),
-    honoured(
-        "blockSize",
-        Object(&[
-            honoured(
-                "custom",
-                Object(&[
-                    honoured("logical", I32).required(),
-                    honoured("physical", I32).required(),
-                    honoured("discardGranularity", I32),
-                ]),
-            ),
-            honoured("matchVolume", Object(&[honoured("enabled", Bool)])),
-        ]),
-    ),
+    honoured("blockSize", BLOCK_SIZE),
     honoured("shareable", Bool),
     honoured("errorPolicy", Str),
     noted(
@@ -113,4 +100,16 @@ const DISK: FieldType = Object(&[
         Bool,
         "is ignored: changed blocks are not tracked",
     ),
+]);
+
+pub(super) const BLOCK_SIZE: FieldType = Object(&[
+    honoured(
+        "custom",
+        Object(&[
+            honoured("logical", I32).required(),
+            honoured("physical", I32).required(),
+            honoured("discardGranularity", I32),
+        ]),
+    ),
+    honoured("matchVolume", Object(&[honoured("enabled", Bool)])),
 ]);

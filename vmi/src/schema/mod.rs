@@ -1,4 +1,5 @@
-//! A table of all fields of KubeVirt's VMI schema: type, required or not, and support by Husk.
+//! A table of all fields of KubeVirt's VMI schema and of the objects around it: type, required or not, and support by
+//! Husk.
 //!
 //! The table guarantees that no valid field is ignored silently: a field is honoured, reported in a note, or refused with
 //! a reason.
@@ -6,10 +7,14 @@
 mod check;
 mod devices;
 mod field_type;
+mod instancetype;
 mod network;
+mod objects;
 mod spec;
 mod volumes;
 
 pub(crate) use check::{Findings, check};
 pub(crate) use field_type::FieldType;
-pub(crate) use spec::{OBJECT, VM_SPEC, VMI_SPEC};
+pub(crate) use instancetype::{INSTANCETYPE, PREFERENCE};
+pub(crate) use objects::{CONFIG_MAP, DATA_VOLUME, PERSISTENT_VOLUME_CLAIM, SECRET};
+pub(crate) use spec::{OBJECT, VM_SPEC, VMI_SPEC, WHOLE_VM_SPEC};

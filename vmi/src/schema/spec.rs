@@ -2,6 +2,8 @@
 
 use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
 use super::field_type::{COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, noted, pod, refused};
+use super::instancetype::MATCHER;
+use super::objects::DATA_VOLUME_TEMPLATE;
 use super::{devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME};
 
 const CLUSTER: &str = "is ignored: it only concerns the cluster";
@@ -47,15 +49,11 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     ),
 ]);
 
-/// `spec` of a VirtualMachine; its `template.spec` is checked separately.
+/// `spec` of a VirtualMachine that runs by itself; its `template.spec` is checked separately.
 pub(crate) static VM_SPEC: FieldType = Object(&[
-    honoured("running", Bool),
-    honoured("runStrategy", Str),
-    honoured(
-        "template",
-        Object(&[honoured("metadata", METADATA), honoured("spec", Any)]),
-    )
-    .required(),
+    RUNNING,
+    RUN_STRATEGY,
+    TEMPLATE,
     refused(
         "instancetype",
         Open(&[]),
@@ -71,9 +69,31 @@ pub(crate) static VM_SPEC: FieldType = Object(&[
         List(&Open(&[])),
         "is ignored: only a cluster fills DataVolumes; pass the data with --volume NAME=PATH",
     ),
-    noted("liveUpdateFeatures", Open(&[]), CLUSTER),
-    noted("updateVolumesStrategy", Str, CLUSTER),
+    LIVE_UPDATE_FEATURES,
+    UPDATE_VOLUMES_STRATEGY,
 ]);
+
+/// `spec` of a VirtualMachine among the objects that it needs; its `template.spec` is checked separately.
+pub(crate) static WHOLE_VM_SPEC: FieldType = Object(&[
+    RUNNING,
+    RUN_STRATEGY,
+    TEMPLATE,
+    honoured("instancetype", MATCHER),
+    honoured("preference", MATCHER),
+    honoured("dataVolumeTemplates", List(&DATA_VOLUME_TEMPLATE)),
+    LIVE_UPDATE_FEATURES,
+    UPDATE_VOLUMES_STRATEGY,
+]);
+
+const RUNNING: Field = honoured("running", Bool);
+const RUN_STRATEGY: Field = honoured("runStrategy", Str);
+const TEMPLATE: Field = honoured(
+    "template",
+    Object(&[honoured("metadata", METADATA), honoured("spec", Any)]),
+)
+.required();
+const LIVE_UPDATE_FEATURES: Field = noted("liveUpdateFeatures", Open(&[]), CLUSTER);
+const UPDATE_VOLUMES_STRATEGY: Field = noted("updateVolumesStrategy", Str, CLUSTER);
 
 /// The object around a spec. Of `status` only the sizes of claims are read.
 pub(crate) static OBJECT: FieldType = Object(&[
@@ -85,7 +105,7 @@ pub(crate) static OBJECT: FieldType = Object(&[
 ]);
 
 /// `metadata` of an object; the fields that Husk does not use are not checked.
-const METADATA: FieldType = Open(&[
+pub(super) const METADATA: FieldType = Open(&[
     honoured("name", Str),
     honoured("generateName", Str),
     honoured("namespace", Str),
@@ -109,7 +129,7 @@ const DOMAIN: &[Field] = &[
     ),
     noted(
         "ioThreads",
-        Open(&[]),
+        IO_THREADS,
         "is ignored: every virtio-blk disk has its own worker thread",
     ),
     noted(
@@ -124,6 +144,8 @@ const DOMAIN: &[Field] = &[
     ),
     honoured("rebootPolicy", Str),
 ];
+
+pub(super) const IO_THREADS: FieldType = Open(&[]);
 
 const RESOURCES: &[Field] = &[
     honoured("requests", Quantities),
@@ -144,10 +166,7 @@ const CPU: &[Field] = &[
     honoured("model", Str),
     refused(
         "features",
-        List(&Object(&[
-            honoured("name", Str).required(),
-            honoured("policy", Str),
-        ])),
+        CPU_FEATURES,
         "single CPU features cannot be selected yet; the guest gets the features of the host CPU",
     ),
     refused("dedicatedCpuPlacement", Bool, NO_PINNING),
@@ -159,6 +178,11 @@ const CPU: &[Field] = &[
     refused("isolateEmulatorThread", Bool, NO_PINNING),
     refused("realtime", Open(&[]), "realtime vCPUs are not supported yet"),
 ];
+
+pub(super) const CPU_FEATURES: FieldType = List(&Object(&[
+    honoured("name", Str).required(),
+    honoured("policy", Str),
+]));
 
 const MEMORY: &[Field] = &[
     honoured("hugepages", Object(&[honoured("pageSize", Str)])),
@@ -181,17 +205,7 @@ const FIRMWARE: &[Field] = &[
                 Object(&[honoured("useSerial", Bool)]),
                 "is ignored: Husk runs no BIOS and boots the kernel in the disk image directly",
             ),
-            honoured(
-                "efi",
-                Object(&[
-                    honoured("secureBoot", Bool),
-                    refused(
-                        "persistent",
-                        Bool,
-                        "persistent EFI variables are not supported: Husk runs no UEFI firmware",
-                    ),
-                ]),
-            ),
+            honoured("efi", EFI),
         ]),
     ),
     honoured("serial", Str),
@@ -218,22 +232,32 @@ const FIRMWARE: &[Field] = &[
     ),
 ];
 
+pub(super) const EFI: FieldType = Object(&[
+    honoured("secureBoot", Bool),
+    refused(
+        "persistent",
+        Bool,
+        "persistent EFI variables are not supported: Husk runs no UEFI firmware",
+    ),
+]);
+
 const TIMER_NOTE: &str = "is ignored: the guest has kvmclock, the TSC and an RTC without periodic interrupts";
 
 const CLOCK: &[Field] = &[
-    honoured("utc", Object(&[honoured("offsetSeconds", I64)])),
+    honoured("utc", CLOCK_UTC),
     honoured("timezone", Str),
-    honoured(
-        "timer",
-        Object(&[
-            noted("hpet", TIMER, TIMER_NOTE),
-            noted("pit", TIMER, TIMER_NOTE),
-            noted("rtc", TIMER, TIMER_NOTE),
-            noted("hyperv", TIMER, TIMER_NOTE),
-            noted("kvm", TIMER, "is ignored: kvmclock is always on"),
-        ]),
-    ),
+    honoured("timer", CLOCK_TIMERS),
 ];
+
+pub(super) const CLOCK_UTC: FieldType = Object(&[honoured("offsetSeconds", I64)]);
+
+pub(super) const CLOCK_TIMERS: FieldType = Object(&[
+    noted("hpet", TIMER, TIMER_NOTE),
+    noted("pit", TIMER, TIMER_NOTE),
+    noted("rtc", TIMER, TIMER_NOTE),
+    noted("hyperv", TIMER, TIMER_NOTE),
+    noted("kvm", TIMER, "is ignored: kvmclock is always on"),
+]);
 
 const TIMER: FieldType = Object(&[
     honoured("present", Bool),
@@ -241,7 +265,7 @@ const TIMER: FieldType = Object(&[
     honoured("track", Str),
 ]);
 
-const FEATURE: FieldType = Object(&[honoured("enabled", Bool)]);
+pub(super) const FEATURE: FieldType = Object(&[honoured("enabled", Bool)]);
 const HYPERV_NOTE: &str = "is ignored: there are no Hyper-V enlightenments, and Linux does not use them";
 
 const FEATURES: &[Field] = &[
@@ -271,7 +295,7 @@ const FEATURES: &[Field] = &[
     ),
 ];
 
-const HYPERV: &[Field] = &[
+pub(super) const HYPERV: &[Field] = &[
     honoured("relaxed", FEATURE),
     honoured("vapic", FEATURE),
     honoured(

@@ -1,4 +1,4 @@
-//! The fields of a VMI's spec that Husk reads, under KubeVirt's names.
+//! The fields of a VMI's spec, of instance types and of preferences that Husk reads, under KubeVirt's names.
 //!
 //! All other fields are in the schema table only.
 
@@ -25,9 +25,15 @@ macro_rules! manifest {
 }
 
 mod common;
+mod instancetype;
 mod network;
 
 pub use common::{Empty, Named};
+pub use instancetype::{
+    ClockPreferences, CpuInstancetype, CpuPreferences, CpuRequirement, FirmwarePreferences, InstancetypeSpec,
+    IoThreads, MachinePreferences, MemoryInstancetype, MemoryRequirement, PreferenceRequirements,
+    PreferenceSpec, SpreadOptions, VolumePreferences,
+};
 pub use network::{DhcpOptions, DhcpPrivateOption, DnsConfig, Interface, Multus, Network, PodNetwork, Port};
 
 manifest! {
