@@ -123,6 +123,8 @@ pub fn read_objects(text: &str) -> Result<Vec<Object>, LoadError> {
 /// Reads a checked object; `found` has no errors yet, but may get some.
 type Reader = fn(&Map<String, Value>, Metadata, &mut Findings) -> ObjectKind;
 
+/// Maximum number of errors reported for one object.
+const MOST: usize = 100;
 const CDI: &str = "cdi.kubevirt.io";
 const INSTANCETYPE: &str = "instancetype.kubevirt.io";
 
@@ -204,7 +206,7 @@ fn read(
     }
     found.schema.append(&mut found.unsupported);
     if !found.schema.is_empty() {
-        return Err(found.schema);
+        return Err(bounded(found.schema));
     }
     if let ObjectKind::VirtualMachine(vm) = &mut kind {
         vm.document.clone_from(document);
@@ -217,6 +219,17 @@ const CORE: &[&str] = &["v1"];
 const BETA: &[&str] = &["v1beta1"];
 const NAMESPACED: bool = false;
 const CLUSTER: bool = true;
+
+/// Keeps a bounded number of errors.
+fn bounded(mut errors: Vec<FieldError>) -> Vec<FieldError> {
+    // The schema's check has one more: the number of those that it does not list.
+    if errors.len() > MOST + 1 {
+        let text = format!("and {} more validation errors", errors.len() - MOST);
+        errors.truncate(MOST);
+        errors.push(FieldError::invalid("", text));
+    }
+    errors
+}
 
 fn other(header: &Header) -> ObjectKind {
     ObjectKind::Other(OtherObject::of(header))
