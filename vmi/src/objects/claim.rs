@@ -20,7 +20,7 @@ pub struct PersistentVolumeClaim {
 /// The volume that a claim asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimSpec {
-    /// `accessModes`, at least one. `ReadWriteOnce` if a DataVolume's `storage` gives none, where CDI takes those of the
+    /// `accessModes`, at least one. `ReadWriteOnce` if a DataVolume's `storage` gives none; CDI then takes those of the
     /// storage class's StorageProfile.
     pub access_modes: Vec<AccessMode>,
     /// `volumeMode`; `Filesystem` if not given. Without it a DataVolume's `storage` gets the StorageProfile's in CDI.

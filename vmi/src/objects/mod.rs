@@ -27,6 +27,8 @@ pub use config::{ConfigMap, Secret};
 pub use data_volume::{DataVolume, DataVolumeSource};
 pub use instancetype::{Instancetype, Preference};
 pub use source::{Checksum, ChecksumAlgorithm, HttpSource, PullMethod, RegistrySource};
+#[cfg(test)]
+pub(crate) use tests::any_json;
 pub use virtual_machine::{InferFromVolumeFailurePolicy, Matcher, VirtualMachine};
 
 /// An object of a manifest.

@@ -1,1 +1,0 @@
-//! Objects of a manifest.
