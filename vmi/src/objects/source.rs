@@ -165,7 +165,7 @@ impl RegistrySource {
         let image = match source.get("url").and_then(Value::as_str) {
             Some(url) => image(url, path, errors),
             // An image stream is refused by the schema.
-            None if source.contains_key("imageStream") => String::new(),
+            None if text(source, "imageStream").is_some() => String::new(),
             None => {
                 let text = "Source registry should have either URL or ImageStream";
                 errors.push(FieldError::invalid(path, text));

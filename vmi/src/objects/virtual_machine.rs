@@ -1,5 +1,7 @@
 //! VirtualMachines, kept whole until they are expanded.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::{DataVolume, ObjectKind, text};
@@ -85,6 +87,7 @@ pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut 
 fn data_volume_templates(spec: &Value, vm: &VirtualMachine, errors: &mut Vec<FieldError>) -> Vec<DataVolume> {
     let templates = spec.get("dataVolumeTemplates").and_then(Value::as_array);
     let templates = templates.into_iter().flatten().filter_map(Value::as_object);
+    let used = vm.claims();
     let read = templates.enumerate().map(|(i, template)| {
         // KubeVirt's path.
         let entry = format!("spec.dataVolumeTemplate[{i}]");
@@ -99,7 +102,7 @@ fn data_volume_templates(spec: &Value, vm: &VirtualMachine, errors: &mut Vec<Fie
             errors.push(FieldError::required(format!("{entry}.name"), text));
         } else {
             super::check_name(name, &format!("{path}metadata.name"), errors);
-            if !vm.uses(name) {
+            if !used.contains(name.as_str()) {
                 let text = format!(
                     "DataVolumeTemplate entry {entry} must be referenced in the VMI template's 'volumes' list"
                 );
@@ -121,15 +124,15 @@ impl VirtualMachine {
         volumes.into_iter().flatten()
     }
 
-    /// True if a volume is the claim or DataVolume of this name.
-    fn uses(&self, name: &str) -> bool {
-        let named = |volume: &Value, kind: &str, field: &str| {
-            let source = volume.get(kind).and_then(|source| source.get(field));
-            source.and_then(Value::as_str) == Some(name)
-        };
-        self.volumes().any(|volume| {
-            named(volume, "persistentVolumeClaim", "claimName") || named(volume, "dataVolume", "name")
-        })
+    /// Names of the claims and DataVolumes that its volumes use.
+    fn claims(&self) -> HashSet<&str> {
+        let sources = self.volumes().flat_map(|volume| {
+            [
+                volume.pointer("/persistentVolumeClaim/claimName"),
+                volume.pointer("/dataVolume/name"),
+            ]
+        });
+        sources.flatten().filter_map(Value::as_str).collect()
     }
 }
 

@@ -243,6 +243,10 @@ fn registries_are_checked() {
             ": Invalid value: Source registry should have either URL or ImageStream",
         ),
         (
+            json!({"imageStream": ""}),
+            ": Invalid value: Source registry should have either URL or ImageStream",
+        ),
+        (
             json!({"url": "quay.io/a"}),
             ".url: Invalid value: Illegal registry source URL scheme quay.io/a",
         ),
