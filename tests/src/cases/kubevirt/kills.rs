@@ -41,6 +41,9 @@ const ON_HOST: [&str; 3] = ["virt-controller", "virt-api", "kube-apiserver"];
 
 /// Counts the network namespaces of pods.
 const NAMESPACES: &str = "ls /run/netns | wc -l";
+/// The pods' network namespaces, and what containerd logged of them.
+const NAMESPACE_LOG: &str =
+    "cd /run/netns; for n in *; do ls -la $n; journalctl -b --no-pager | grep $n | tail -n 3; done";
 
 /// xorshift64*, whose seed is printed.
 #[derive(Debug)]
@@ -347,9 +350,17 @@ fn nothing_is_left(c: &KubeVirt<'_>, namespaces: &str) -> Result<()> {
             Ok(if left.trim().is_empty() { Ok(()) } else { Err(left) })
         })?;
     }
-    let left = on_node(NAMESPACES)?;
-    ensure!(left == namespaces, "network namespaces: {left}, not {namespaces}");
-    Ok(())
+    // The kubelet removes what containerd had not finished when it was killed a minute later.
+    c.until_true("the node has network namespaces", || {
+        let left = on_node(NAMESPACES)?;
+        if left == namespaces {
+            return Ok(Ok(()));
+        }
+        Ok(Err(format!(
+            "{left}, not {namespaces}: {}",
+            on_node(NAMESPACE_LOG)?
+        )))
+    })
 }
 
 /// Output of a shell command on the node, which needs neither the kubelet nor the API server.
