@@ -24,6 +24,8 @@ mod doctor;
 mod failure;
 mod foreground;
 mod host_notes;
+mod image_pull;
+mod image_volumes;
 mod live_vm;
 mod log_file;
 mod manifest;

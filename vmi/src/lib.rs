@@ -30,7 +30,8 @@ pub use plan::{
     BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId,
     FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile, KernelOverride, LiveUpdate, Memory,
     NewVolume, NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol, PlugError, PlugPlan,
-    PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout, Topology, VmPlan, plan,
+    PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout, Topology, VmPlan, VolumeImage, plan,
+    volume_images,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use validate::{notes, validate};

@@ -29,9 +29,15 @@ const VMM: Build = Build {
 };
 /// What runs VMs, and the programs that measure inside guests.
 const RUNTIME: Build = Build {
-    packages: &["husk-cli", "husk-containerd-shim", "husk-guest-programs"],
+    packages: &[
+        "husk-cli",
+        "husk-import",
+        "husk-containerd-shim",
+        "husk-guest-programs",
+    ],
     binaries: &[
         "husk",
+        "husk-import",
         "containerd-shim-husk-v2",
         "husk-flow",
         "husk-netload",

@@ -97,7 +97,7 @@ fn table(views: &[VmView], now: Timestamp) -> String {
 }
 
 /// Formats an age like kubectl.
-fn age(seconds: u64) -> String {
+pub(in crate::commands) fn age(seconds: u64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     match () {
         () if seconds < 120 => format!("{seconds}s"),

@@ -11,6 +11,7 @@ mod addvolume;
 mod completions;
 mod console;
 mod doctor;
+mod images;
 mod inspect;
 mod link;
 mod list;
@@ -52,6 +53,7 @@ pub(crate) enum Command {
     Sync(sync::Args),
     Stop(stop::Args),
     Rm(rm::Args),
+    Images(images::Args),
     Validate(validate::Args),
     Doctor(doctor::Args),
     Node(node::Args),
@@ -83,6 +85,7 @@ impl Command {
             Self::Sync(args) => sync::run(args),
             Self::Stop(args) => stop::run(args),
             Self::Rm(args) => rm::run(args),
+            Self::Images(args) => images::run(args),
             Self::Validate(args) => validate::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Node(args) => node::run(args),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
+use husk_images::ImageStore;
 use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
 use husk_monitor::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
@@ -13,6 +14,7 @@ use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 use crate::console::{self, OnInputEof, SessionEnd};
 use crate::failure::{Failure, RUNTIME, chain, note, one_line};
 use crate::foreground::{Follower, Foreground};
+use crate::image_volumes::ImageVolumes;
 use crate::manifest::{self, Manifest};
 use crate::signals::{Signals, StopSignal};
 use crate::status::BOOT_FAILED;
@@ -58,10 +60,11 @@ pub(crate) struct Args {
 
     /// Data of a volume: an image, a block device or a directory
     ///
-    /// Required for containerDisk, ephemeral (the data of both is not modified), persistentVolumeClaim and dataVolume;
-    /// overrides the path of a hostDisk. For configMap, secret, downwardAPI, serviceAccount and the secretRefs of
-    /// cloud-init: a directory with one file per key. For firmware.kernelBoot.container: the volume name is
-    /// `kernel-boot-volume`, and PATH a directory with the files of the container image.
+    /// Required for ephemeral (whose data is not modified), persistentVolumeClaim and dataVolume; overrides the path of a
+    /// hostDisk, and the image of a containerDisk or of firmware.kernelBoot.container, which is otherwise pulled from its
+    /// registry (`husk images --help`). For the latter the volume name is `kernel-boot-volume`, and PATH a directory with
+    /// the files of the container image. For configMap, secret, downwardAPI, serviceAccount and the secretRefs of
+    /// cloud-init: a directory with one file per key.
     #[arg(long = "volume", value_name = "NAME=PATH", value_parser = volume)]
     volumes: Vec<(String, PathBuf)>,
 
@@ -117,7 +120,10 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         )));
     }
     let netns = args.netns.as_deref().map(absolute).transpose()?;
-    let plans = plans(args, &manifest)?;
+    let volumes = given_volumes(args, &manifest)?;
+    let images = images(&manifest, &volumes)?;
+    let placeholders = images.iter().map(|images| images.placeholders().collect());
+    let plans = plans(args, &manifest, &volumes, &placeholders.collect::<Vec<_>>())?;
     if let [plan] = plans.as_slice()
         && args.console
         && !plan.serial_console
@@ -131,6 +137,9 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     }
     let runtime_dir = RuntimeDir::locate()?;
     runtime_dir.prepare()?;
+    let pulled = images.into_iter().map(ImageVolumes::pull);
+    let pulled = pulled.collect::<Result<Vec<_>, _>>()?;
+    let plans = self::plans(args, &manifest, &volumes, &pulled)?;
     // Network devices left by dead monitors would conflict with those of the new VM.
     match &netns {
         Some(netns) => runtime_dir.remove_abandoned_for(netns)?,
@@ -174,14 +183,8 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(Failure::at(path.display().to_string()))
 }
 
-fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
-    let optional = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-    let overridden = args.kernel.is_some() || args.append.is_some();
-    let kernel = KernelOverride {
-        kernel: optional(&args.kernel)?,
-        initrd: optional(&args.initrd)?,
-        append: args.append.clone(),
-    };
+/// The paths of `--volume` by volume.
+fn given_volumes(args: &Args, manifest: &Manifest) -> Result<BTreeMap<String, PathBuf>, Failure> {
     let mut volumes = BTreeMap::new();
     for (name, path) in &args.volumes {
         if !manifest.vmis.iter().any(|vmi| accepts_volume(vmi, name)) {
@@ -193,10 +196,47 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
             return Err(Failure::Usage(format!("--volume {name} is given twice")));
         }
     }
+    Ok(volumes)
+}
+
+/// The images that each VM needs from the store.
+fn images(manifest: &Manifest, given: &BTreeMap<String, PathBuf>) -> Result<Vec<ImageVolumes>, Failure> {
+    let store = ImageStore::locate()?;
+    let (mut images, mut lines) = (Vec::new(), Vec::new());
+    for vmi in &manifest.vmis {
+        match ImageVolumes::of(vmi, given, &store) {
+            Ok(of_vm) => images.push(of_vm),
+            Err(errors) => {
+                let prefix = manifest.prefix_of(vmi);
+                lines.extend(errors.iter().map(|error| format!("{prefix}{error}")));
+            }
+        }
+    }
+    match lines.is_empty() {
+        true => Ok(images),
+        false => Err(Failure::Manifest(lines)),
+    }
+}
+
+/// The plans of all VMs, with the paths of `--volume`, and those of each VM's images.
+fn plans(
+    args: &Args,
+    manifest: &Manifest,
+    volumes: &BTreeMap<String, PathBuf>,
+    images: &[BTreeMap<String, PathBuf>],
+) -> Result<Vec<VmPlan>, Failure> {
+    let optional = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
+    let overridden = args.kernel.is_some() || args.append.is_some();
+    let kernel = KernelOverride {
+        kernel: optional(&args.kernel)?,
+        initrd: optional(&args.initrd)?,
+        append: args.append.clone(),
+    };
     let now_unix_seconds = jiff::Timestamp::now().as_second();
     let (mut plans, mut errors) = (Vec::new(), Vec::new());
-    for vmi in &manifest.vmis {
+    for (vmi, images) in manifest.vmis.iter().zip(images) {
         let own = volumes.iter().filter(|(name, _)| accepts_volume(vmi, name));
+        let own = own.chain(images);
         let resources = PodResources {
             volumes: own.map(|(name, path)| (name.clone(), path.clone())).collect(),
             kernel: overridden.then(|| kernel.clone()),

@@ -119,6 +119,18 @@ fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault
     }
 }
 
+/// True if a VM or another program has locked a file. Asks for a lock for writing, and gives it back.
+pub fn is_locked(path: &Path) -> bool {
+    let Ok(file) = File::options().read(true).write(true).open(path) else {
+        return false;
+    };
+    // SAFETY: as in `lock`.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    set_lock(&file, &lock)
+        .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
+}
+
 /// Takes an OFD lock if it is free.
 fn set_lock(file: &File, lock: &libc::flock) -> io::Result<()> {
     // SAFETY: the kernel reads one flock, and the descriptor is open.

@@ -6,6 +6,7 @@ mod bytes_as_text;
 mod disk;
 pub(crate) mod disks;
 mod hotplug;
+mod images;
 mod io_threads;
 pub(crate) mod limits;
 mod live_update;
@@ -21,6 +22,7 @@ pub use disk::{
     ScsiAddress, ScsiController, SeedData, SeedLayout,
 };
 pub use hotplug::{NewVolume, PlugError, PlugPlan};
+pub use images::{VolumeImage, volume_images};
 pub use live_update::{InterfaceUpdate, LiveUpdate};
 pub use nic::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol};
 pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};

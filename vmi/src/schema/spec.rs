@@ -217,8 +217,8 @@ const FIRMWARE: &[Field] = &[
                 "container",
                 Object(&[
                     honoured("image", Str),
-                    pod("imagePullSecret", Str),
-                    pod("imagePullPolicy", Str),
+                    honoured("imagePullSecret", Str),
+                    honoured("imagePullPolicy", Str),
                     honoured("kernelPath", Str),
                     honoured("initrdPath", Str),
                 ]),

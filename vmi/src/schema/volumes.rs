@@ -1,7 +1,7 @@
 //! `spec.volumes[]`.
 
 use super::field_type::FieldType::{Bool, List, Object, Open, Quantity, Str};
-use super::field_type::{Field, FieldType, honoured, noted, pod, refused};
+use super::field_type::{Field, FieldType, honoured, noted, refused};
 
 const KINDS: &str = "this volume type is not supported yet; supported types: containerDisk, persistentVolumeClaim, \
                      dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
@@ -30,9 +30,9 @@ pub(super) const VOLUME: FieldType = Object(&[
         "containerDisk",
         Object(&[
             honoured("image", Str).required(),
-            pod("imagePullSecret", Str),
+            honoured("imagePullSecret", Str),
             honoured("path", Str),
-            pod("imagePullPolicy", Str),
+            honoured("imagePullPolicy", Str),
         ]),
     ),
     honoured(

@@ -137,6 +137,8 @@ manifest! {
     /// `spec.domain.firmware.kernelBoot.container`
     KernelBootContainer {
         image: Option<String>,
+        image_pull_policy: Option<String>,
+        image_pull_secret: Option<String>,
         kernel_path: Option<String>,
         initrd_path: Option<String>,
     }
@@ -286,6 +288,8 @@ manifest! {
     ContainerDisk {
         image: String,
         path: Option<String>,
+        image_pull_policy: Option<String>,
+        image_pull_secret: Option<String>,
     }
 
     /// `spec.volumes[].emptyDisk`

@@ -1,0 +1,372 @@
+//! The store's directory.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use husk_volumes::ImageFile;
+use jiff::Timestamp;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::StoreError;
+use crate::name::ImageName;
+use crate::staging::Staging;
+
+/// Longest file of a name, in bytes.
+const MAX_NAME_FILE: u64 = 16 << 10;
+/// Depth of the files of an image, to which sizes are counted.
+const MAX_DEPTH: usize = 64;
+
+/// The image store of a user.
+#[derive(Debug, Clone)]
+pub struct ImageStore {
+    path: PathBuf,
+}
+
+/// A name in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredImage {
+    /// The normalised name.
+    pub name: String,
+    /// Digest of the image's manifest for this platform.
+    pub digest: String,
+    /// Digest that the registry has for the name: of an index, or the same.
+    pub registry_digest: String,
+    /// When it was pulled.
+    pub pulled: Timestamp,
+    /// Allocated size of the unpacked files, in bytes. Computed, not stored.
+    #[serde(default, skip_serializing)]
+    pub size: u64,
+}
+
+/// What [`ImageStore::prune`] removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Images without a name, pulls that were not finished, and names without an image.
+    pub removed: usize,
+    /// Allocated size, in bytes.
+    pub bytes: u64,
+}
+
+impl ImageStore {
+    /// The store in `HUSK_DATA_DIR`, else in `/var/lib/husk` for root, else in `$XDG_DATA_HOME/husk`.
+    ///
+    /// # Errors
+    /// No such directory is known for an ordinary user.
+    pub fn locate() -> Result<ImageStore, StoreError> {
+        let set = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let data = match set("HUSK_DATA_DIR") {
+            Some(path) => path,
+            None if rustix::process::geteuid().is_root() => PathBuf::from("/var/lib/husk"),
+            None => {
+                let home = || set("HOME").map(|home| home.join(".local/share"));
+                set("XDG_DATA_HOME")
+                    .or_else(home)
+                    .ok_or(StoreError::Nowhere)?
+                    .join("husk")
+            }
+        };
+        Ok(ImageStore::at(data.join("images")))
+    }
+
+    /// The store in the directory `path`.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> ImageStore {
+        ImageStore { path: path.into() }
+    }
+
+    /// The store's directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names in the store, sorted.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> Result<Vec<StoredImage>, StoreError> {
+        let mut images = Vec::new();
+        for entry in entries(&self.names())? {
+            if entry.extension().is_some_and(|extension| extension == "json")
+                && let Some(mut image) = read_name(&entry)?
+                && self.image(&image.digest).is_dir()
+            {
+                image.size = allocated(&self.image(&image.digest), MAX_DEPTH);
+                images.push(image);
+            }
+        }
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    /// The image of a name, if the store has it.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn find(&self, name: &ImageName) -> Result<Option<StoredImage>, StoreError> {
+        let found = read_name(&self.name_file(&name.to_string()))?;
+        Ok(found.filter(|image| self.image(&image.digest).is_dir()))
+    }
+
+    /// Directory with the files of an image under their paths in it.
+    #[must_use]
+    pub fn rootfs(&self, digest: &str) -> PathBuf {
+        self.image(digest).join("rootfs")
+    }
+
+    /// True if an image has a file.
+    #[must_use]
+    pub fn has(&self, digest: &str, file: &ImageFile) -> bool {
+        let rootfs = self.rootfs(digest);
+        match file {
+            ImageFile::Disk => entries(&rootfs.join("disk")).is_ok_and(|files| !files.is_empty()),
+            ImageFile::At(path) => rootfs.join(path).is_file(),
+        }
+    }
+
+    /// The files of an image.
+    #[must_use]
+    pub fn files(&self, digest: &str) -> Vec<ImageFile> {
+        let rootfs = self.rootfs(digest);
+        let files = files(&rootfs, MAX_DEPTH).into_iter();
+        files
+            .filter_map(|file| {
+                file.strip_prefix(&rootfs)
+                    .ok()
+                    .map(|path| ImageFile::At(path.to_owned()))
+            })
+            .collect()
+    }
+
+    /// Begins or continues to pull an image. Waits while another process pulls the same, which may have put it into the
+    /// store then. Blocks.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn stage(&self, digest: &str) -> Result<Staging, StoreError> {
+        Staging::open(self, digest)
+    }
+
+    /// Gives an image a name, which may have stood for another image.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn set_name(&self, image: &StoredImage) -> Result<(), StoreError> {
+        make_directory(&self.names())?;
+        let file = self.name_file(&image.name);
+        let text = serde_json::to_string(image).map_err(|error| StoreError::io(&file)(error.into()))?;
+        write_atomically(&file, text.as_bytes())
+    }
+
+    /// Removes a name, and its image unless another name has it.
+    ///
+    /// # Errors
+    /// The store does not have the name, a running VM uses the image, or the store cannot be written.
+    pub fn remove(&self, name: &ImageName) -> Result<u64, StoreError> {
+        let name = name.to_string();
+        let file = self.name_file(&name);
+        let image = read_name(&file)?.ok_or_else(|| StoreError::Unknown(name.clone()))?;
+        let others = self.list()?;
+        let shared = others
+            .iter()
+            .any(|other| other.name != name && other.digest == image.digest);
+        if !shared && self.is_used(&image.digest) {
+            return Err(StoreError::InUse(name));
+        }
+        fs::remove_file(&file).map_err(StoreError::io(&file))?;
+        sync_directory(&self.names())?;
+        match shared {
+            true => Ok(0),
+            false => self.discard(&self.image(&image.digest)),
+        }
+    }
+
+    /// Removes images without a name that no VM uses, and pulls that no process goes on with.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn prune(&self) -> Result<Pruned, StoreError> {
+        let mut pruned = Pruned::default();
+        let mut count = |bytes: u64| {
+            pruned.removed += 1;
+            pruned.bytes += bytes;
+        };
+        for entry in entries(&self.names())? {
+            let known = match entry.extension().is_some_and(|extension| extension == "json") {
+                true => read_name(&entry)?.is_some_and(|image| self.image(&image.digest).is_dir()),
+                false => false,
+            };
+            if !known {
+                fs::remove_file(&entry).map_err(StoreError::io(&entry))?;
+                count(0);
+            }
+        }
+        for entry in entries(&self.staging())? {
+            let Ok(directory) = File::open(&entry) else {
+                continue;
+            };
+            if rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                count(self.discard(&entry)?);
+            }
+        }
+        let named: Vec<String> = self.list()?.into_iter().map(|image| image.digest).collect();
+        for entry in entries(&self.path)? {
+            let digest = entry
+                .file_name()
+                .and_then(|name| name.to_str())
+                .and_then(digest_of);
+            if let Some(digest) = digest
+                && !named.contains(&digest)
+                && !self.is_used(&digest)
+            {
+                count(self.discard(&entry)?);
+            }
+        }
+        Ok(pruned)
+    }
+
+    /// True if a VM has a file of the image open: it holds a lock on it.
+    fn is_used(&self, digest: &str) -> bool {
+        files(&self.rootfs(digest), MAX_DEPTH)
+            .iter()
+            .any(|file| husk_volumes::is_locked(file))
+    }
+
+    /// Removes a directory so that a power cut leaves it whole or in staging. Returns its allocated size.
+    pub(crate) fn discard(&self, directory: &Path) -> Result<u64, StoreError> {
+        let size = allocated(directory, MAX_DEPTH);
+        make_directory(&self.staging())?;
+        let trash = (0_u32..)
+            .map(|number| self.staging().join(format!("trash-{number}")))
+            .find(|trash| !trash.exists())
+            .unwrap_or_else(|| self.staging().join("trash"));
+        let moved = if directory.starts_with(self.staging()) {
+            directory
+        } else {
+            &trash
+        };
+        if moved != directory {
+            fs::rename(directory, moved).map_err(StoreError::io(directory))?;
+        }
+        fs::remove_dir_all(moved).map_err(StoreError::io(moved))?;
+        Ok(size)
+    }
+
+    pub(crate) fn image(&self, digest: &str) -> PathBuf {
+        self.path.join(digest.replace(':', "-"))
+    }
+
+    pub(crate) fn staging(&self) -> PathBuf {
+        self.path.join("staging")
+    }
+
+    fn names(&self) -> PathBuf {
+        self.path.join("names")
+    }
+
+    fn name_file(&self, name: &str) -> PathBuf {
+        let hash: String = Sha256::digest(name)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        self.names().join(format!("{hash}.json"))
+    }
+}
+
+/// The digest that a directory's name stands for.
+fn digest_of(name: &str) -> Option<String> {
+    let hex = name.strip_prefix("sha256-")?;
+    Some(format!("sha256:{hex}"))
+}
+
+fn read_name(file: &Path) -> Result<Option<StoredImage>, StoreError> {
+    let bytes = match fs::metadata(file) {
+        Ok(metadata) if metadata.len() <= MAX_NAME_FILE => fs::read(file),
+        Ok(_) => return Ok(None),
+        Err(error) => Err(error),
+    };
+    match bytes {
+        // Damaged by hand: as if it were not there.
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StoreError::io(file)(error)),
+    }
+}
+
+/// Makes a directory, and those above it, for the owner only.
+pub(crate) fn make_directory(path: &Path) -> Result<(), StoreError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(StoreError::io(path))
+}
+
+/// Replaces a file so that a power cut leaves the old or the new content.
+pub(crate) fn write_atomically(file: &Path, content: &[u8]) -> Result<(), StoreError> {
+    let new = file.with_extension(format!("new-{}", std::process::id()));
+    let write = || {
+        let mut opened = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        opened.write_all(content)?;
+        opened.sync_all()?;
+        fs::rename(&new, file)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&new);
+        StoreError::io(file)(error)
+    })?;
+    sync_directory(file.parent().unwrap_or(Path::new("/")))
+}
+
+pub(crate) fn sync_directory(path: &Path) -> Result<(), StoreError> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(StoreError::io(path))
+}
+
+/// Paths in a directory; none if it does not exist.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(StoreError::io(directory))?,
+    };
+    entries
+        .map(|entry| entry.map(|entry| entry.path()).map_err(StoreError::io(directory)))
+        .collect()
+}
+
+/// Regular files below a directory.
+fn files(directory: &Path, depth: usize) -> Vec<PathBuf> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for path in entries(directory).unwrap_or_default() {
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => found.extend(files(&path, depth)),
+            Ok(metadata) if metadata.is_file() => found.push(path),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Allocated bytes of the files below a directory.
+fn allocated(directory: &Path, depth: usize) -> u64 {
+    let sizes = files(directory, depth);
+    let sizes = sizes.iter().filter_map(|file| fs::symlink_metadata(file).ok());
+    sizes.map(|metadata| metadata.blocks() * 512).sum()
+}
