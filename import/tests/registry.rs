@@ -1,0 +1,418 @@
+//! Registries that refuse, break, lie and stall.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use husk_images::{Event, ImageStore, PullPolicy, PullRequest};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+/// What a registry answers to a request for `path` with an offset; it may write anything.
+type Answer = dyn Fn(&str, u64, &mut TcpStream) + Send + Sync;
+
+fn digest(bytes: &[u8]) -> String {
+    let hex: String = Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("sha256:{hex}")
+}
+
+fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) {
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n",
+        body.len()
+    );
+    let _ = stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(body));
+}
+
+/// Serves on a port of localhost, whose name it returns.
+fn serve(answer: Arc<Answer>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("localhost:{}", listener.local_addr().unwrap().port());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let answer = answer.clone();
+            std::thread::spawn(move || {
+                let mut lines = BufReader::new(stream.try_clone().unwrap())
+                    .lines()
+                    .map_while(Result::ok);
+                let request = lines.next().unwrap_or_default();
+                let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+                let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                let range = headers.iter().find_map(|line| {
+                    line.to_lowercase()
+                        .strip_prefix("range: bytes=")
+                        .map(str::to_owned)
+                });
+                let offset = range.and_then(|range| range.trim_end_matches('-').parse().ok());
+                match path.as_str() {
+                    "/v2/" => reply(&mut stream, "200 OK", "", b""),
+                    path => answer(path, offset.unwrap_or(0), &mut stream),
+                }
+            });
+        }
+    });
+    name
+}
+
+/// An image with one layer.
+struct Image {
+    layer: Vec<u8>,
+    manifest: Vec<u8>,
+}
+
+impl Image {
+    fn of_layer(layer: Vec<u8>) -> Image {
+        Image::sized(layer, None)
+    }
+
+    /// An image whose manifest says that its layer has `size` bytes.
+    fn sized(layer: Vec<u8>, size: Option<u64>) -> Image {
+        let size = size.unwrap_or(layer.len() as u64);
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2},
+            "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(&layer), "size": size}],
+        });
+        let manifest = manifest.to_string().into_bytes();
+        Image { layer, manifest }
+    }
+
+    fn disk() -> Image {
+        let content: Vec<u8> = (0..2 << 20_u32).map(|number| (number % 251) as u8).collect();
+        Image::of_layer(tar("disk/a.img", &content))
+    }
+
+    fn send_manifest(&self, stream: &mut TcpStream) {
+        reply(
+            stream,
+            "200 OK",
+            "content-type: application/vnd.oci.image.manifest.v1+json\r\n",
+            &self.manifest,
+        );
+    }
+
+    fn send_layer(&self, offset: u64, stream: &mut TcpStream) {
+        reply(stream, "206 Partial Content", "", &self.layer[offset as usize..]);
+    }
+}
+
+fn tar(path: &str, content: &[u8]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, path, content).unwrap();
+    tar.into_inner().unwrap()
+}
+
+fn pull(store: &Path, name: &str) -> Event {
+    pull_files(store, name, &[None])
+}
+
+fn pull_files(store: &Path, name: &str, files: &[Option<&str>]) -> Event {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_husk-import"))
+        .env("HOME", store)
+        .env_remove("REGISTRY_AUTH_FILE")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("DOCKER_CONFIG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let request = PullRequest {
+        store: store.join("images"),
+        name: name.to_owned(),
+        policy: PullPolicy::Always,
+        files: files.iter().map(|file| file.map(Into::into)).collect(),
+        pull_secret: None,
+    };
+    let request = serde_json::to_vec(&request).unwrap();
+    child.stdin.take().unwrap().write_all(&request).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let last = lines
+        .lines()
+        .last()
+        .and_then(|line| serde_json::from_str(line).ok());
+    last.unwrap_or_else(|| Event::Failed {
+        reason: format!("no result: {}", output.status),
+    })
+}
+
+/// The reason of a failure, after which the store has no image and nothing half done.
+fn failure(answer: Arc<Answer>) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let name = serve(answer);
+    let event = pull(home.path(), &format!("{name}/disks/a:1"));
+    let Event::Failed { reason } = event else {
+        panic!("{event:?}")
+    };
+    assert_eq!(reason.lines().count(), 1, "{reason}");
+    let store = ImageStore::at(home.path().join("images"));
+    assert_eq!(store.list().unwrap(), []);
+    let left = std::fs::read_dir(home.path().join("images/staging"));
+    assert_eq!(left.map_or(0, Iterator::count), 0, "{reason}");
+    reason.replace(&name, "REGISTRY")
+}
+
+#[test]
+fn images_are_pulled_once_and_named() {
+    let home = tempfile::tempdir().unwrap();
+    let (layers, manifests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counts = (layers.clone(), manifests.clone());
+    let image = Image::disk();
+    let name = serve(Arc::new(move |path, offset, stream| {
+        if path.contains("/blobs/") {
+            counts.0.fetch_add(1, Ordering::Relaxed);
+            image.send_layer(offset, stream);
+        } else {
+            counts.1.fetch_add(1, Ordering::Relaxed);
+            image.send_manifest(stream);
+        }
+    }));
+    for tag in ["1", "1", "2"] {
+        let event = pull(home.path(), &format!("{name}/disks/a:{tag}"));
+        assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    }
+    assert_eq!(layers.load(Ordering::Relaxed), 1);
+    let store = ImageStore::at(home.path().join("images"));
+    let images = store.list().unwrap();
+    assert_eq!(images.len(), 2);
+    assert_eq!(images[0].digest, images[1].digest);
+    let disk = store.rootfs(&images[0].digest).join("disk/a.img");
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 2 << 20);
+
+    let tag = |tag: &str| format!("{name}/disks/a:{tag}").parse().unwrap();
+    assert_eq!(store.remove(&tag("1")).unwrap(), 0);
+    assert!(disk.exists());
+    assert!(store.remove(&tag("2")).unwrap() >= 2 << 20);
+    assert!(!disk.exists());
+    assert!(
+        store
+            .remove(&tag("2"))
+            .unwrap_err()
+            .to_string()
+            .starts_with("no image")
+    );
+}
+
+#[test]
+fn further_files_of_an_image_are_added() {
+    let home = tempfile::tempdir().unwrap();
+    let mut layer = tar("boot/kernel", b"kernel");
+    layer.truncate(1024);
+    layer.extend(tar("boot/initrd", b"initrd"));
+    let image = Image::of_layer(layer);
+    let name = serve(Arc::new(move |path, offset, stream| {
+        match path.contains("/blobs/") {
+            true => image.send_layer(offset, stream),
+            false => image.send_manifest(stream),
+        }
+    }));
+    let name = format!("{name}/kernels/a:1");
+    for files in [
+        [Some("boot/kernel")],
+        [Some("boot/initrd")],
+        [Some("boot/kernel")],
+    ] {
+        let event = pull_files(home.path(), &name, &files);
+        assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    }
+    let store = ImageStore::at(home.path().join("images"));
+    let rootfs = store.rootfs(&store.list().unwrap()[0].digest);
+    assert_eq!(std::fs::read(rootfs.join("boot/kernel")).unwrap(), b"kernel");
+    assert_eq!(std::fs::read(rootfs.join("boot/initrd")).unwrap(), b"initrd");
+    let event = pull_files(home.path(), &name, &[None]);
+    let Event::Failed { reason } = event else {
+        panic!("{event:?}")
+    };
+    assert_eq!(
+        reason,
+        "it has no file in folder /disk: it is not a containerDisk"
+    );
+    assert!(rootfs.join("boot/kernel").exists());
+}
+
+#[test]
+fn refusals_are_one_line_with_the_way_out() {
+    let code = |code: &str| format!(r#"{{"errors": [{{"code": "{code}", "message": "m\n"}}]}}"#);
+    for (status, body, text) in [
+        (
+            "401 Unauthorized",
+            String::new(),
+            "REGISTRY does not let you read it: log in with `podman login REGISTRY`",
+        ),
+        (
+            "403 Forbidden",
+            code("DENIED"),
+            "REGISTRY does not let you read it: log in",
+        ),
+        (
+            "404 Not Found",
+            code("MANIFEST_UNKNOWN"),
+            "REGISTRY has no such image",
+        ),
+        ("404 Not Found", String::new(), "REGISTRY has no such image"),
+        (
+            "418 Teapot",
+            "short\nand stout".into(),
+            "REGISTRY did not answer as a registry: HTTP status 418 short and stout",
+        ),
+        ("200 OK", "[]".into(), "REGISTRY did not answer as a registry"),
+    ] {
+        let reason = failure(Arc::new(move |_, _, stream| {
+            reply(stream, status, "", body.as_bytes())
+        }));
+        assert!(reason.starts_with(text), "{reason}");
+    }
+}
+
+#[test]
+fn a_registry_that_is_busy_is_asked_again() {
+    let home = tempfile::tempdir().unwrap();
+    let refused = AtomicUsize::new(0);
+    let image = Image::disk();
+    let name = serve(Arc::new(move |path, offset, stream| {
+        match path.contains("/blobs/") {
+            true => image.send_layer(offset, stream),
+            false if refused.fetch_add(1, Ordering::Relaxed) == 0 => {
+                reply(stream, "429 Too Many Requests", "retry-after: 1\r\n", b"");
+            }
+            false => image.send_manifest(stream),
+        }
+    }));
+    let event = pull(home.path(), &format!("{name}/disks/a:1"));
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+}
+
+#[test]
+fn a_layer_goes_on_where_the_connection_broke() {
+    let home = tempfile::tempdir().unwrap();
+    let offsets = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = offsets.clone();
+    let image = Image::disk();
+    let name = serve(Arc::new(move |path, offset, stream| {
+        if !path.contains("/blobs/") {
+            return image.send_manifest(stream);
+        }
+        let mut seen = seen.lock().unwrap();
+        seen.push(offset);
+        let rest = &image.layer[offset as usize..];
+        let head = format!(
+            "HTTP/1.1 206 Partial Content\r\ncontent-length: {}\r\n\r\n",
+            rest.len()
+        );
+        let sent = if seen.len() < 3 {
+            500_000.min(rest.len())
+        } else {
+            rest.len()
+        };
+        let _ = stream
+            .write_all(head.as_bytes())
+            .and_then(|()| stream.write_all(&rest[..sent]));
+    }));
+    let event = pull(home.path(), &format!("{name}/disks/a:1"));
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    assert_eq!(*offsets.lock().unwrap(), [0, 500_000, 1_000_000]);
+}
+
+#[test]
+fn other_data_than_the_digest_is_refused() {
+    let image = Image::disk();
+    let changed = move |path: &str, offset: u64, stream: &mut TcpStream| {
+        if !path.contains("/blobs/") {
+            return image.send_manifest(stream);
+        }
+        let mut layer = image.layer.clone();
+        layer[1000] ^= 1;
+        reply(stream, "206 Partial Content", "", &layer[offset as usize..]);
+    };
+    let reason = failure(Arc::new(changed));
+    assert!(
+        reason.starts_with("REGISTRY sent other data than the digest sha256:"),
+        "{reason}"
+    );
+
+    // More than the manifest says, without an end.
+    let image = Image::sized(tar("disk/a.img", &[1; 4096]), Some(1000));
+    let endless = move |path: &str, _: u64, stream: &mut TcpStream| {
+        if !path.contains("/blobs/") {
+            return image.send_manifest(stream);
+        }
+        let _ = stream.write_all(b"HTTP/1.1 206 Partial Content\r\ntransfer-encoding: chunked\r\n\r\n");
+        while stream.write_all(b"4\r\nabcd\r\n").is_ok() {}
+    };
+    let reason = failure(Arc::new(endless));
+    assert!(
+        reason.starts_with("REGISTRY sent other data than the digest sha256:"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_layer_that_does_not_fit_is_not_begun() {
+    let image = Image::sized(tar("disk/a.img", &[1; 4096]), Some(1 << 60));
+    let reason = failure(Arc::new(move |path, _, stream| match path.contains("/blobs/") {
+        true => panic!("the layer was asked for"),
+        false => image.send_manifest(stream),
+    }));
+    assert!(
+        reason.contains("the image needs 1152921504606846976 bytes"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_manifest_without_an_end_costs_the_process_only() {
+    let home = tempfile::tempdir().unwrap();
+    let name = serve(Arc::new(|_, _, stream| {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n");
+        while stream.write_all(&[b' '; 1 << 16]).is_ok() {}
+    }));
+    let event = pull(home.path(), &format!("{name}/disks/a:1"));
+    let Event::Failed { reason } = event else {
+        panic!("{event:?}")
+    };
+    assert!(reason.starts_with("no result: signal: 6"), "{reason}");
+}
+
+#[test]
+fn hostile_layers_leave_nothing() {
+    let link = {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        tar.append_link(&mut header, "disk/a.img", "/etc/shadow").unwrap();
+        tar.into_inner().unwrap()
+    };
+    let mut cut = tar("disk/a.img", &[1; 100_000]);
+    cut.truncate(50_000);
+    for (layer, text) in [
+        (link, "disk/a.img in it is a symbolic link, not a regular file"),
+        (cut, "it ends within disk/a.img"),
+        (
+            tar("etc/hosts", b"h"),
+            "it has no file in folder /disk: it is not a containerDisk",
+        ),
+        (b"nonsense".repeat(200), "a header of the archive is damaged"),
+    ] {
+        let image = Image::of_layer(layer);
+        let reason = failure(Arc::new(move |path, offset, stream| {
+            match path.contains("/blobs/") {
+                true => image.send_layer(offset, stream),
+                false => image.send_manifest(stream),
+            }
+        }));
+        assert!(reason.ends_with(text), "{reason}");
+    }
+}
