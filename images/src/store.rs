@@ -370,3 +370,89 @@ fn allocated(directory: &Path, depth: usize) -> u64 {
     let sizes = sizes.iter().filter_map(|file| fs::symlink_metadata(file).ok());
     sizes.map(|metadata| metadata.blocks() * 512).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(name: &str, digit: char) -> StoredImage {
+        StoredImage {
+            name: name.parse::<ImageName>().unwrap().to_string(),
+            digest: format!("sha256:{}", digit.to_string().repeat(64)),
+            registry_digest: String::new(),
+            pulled: Timestamp::UNIX_EPOCH,
+            size: 0,
+        }
+    }
+
+    fn put(store: &ImageStore, image: &StoredImage) -> PathBuf {
+        let disk = store.rootfs(&image.digest).join("disk/a.img");
+        fs::create_dir_all(disk.parent().unwrap()).unwrap();
+        fs::write(&disk, [1; 8192]).unwrap();
+        store.set_name(image).unwrap();
+        disk
+    }
+
+    #[test]
+    fn what_a_power_cut_leaves_is_not_listed_and_is_pruned() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ImageStore::at(home.path().join("images"));
+        assert_eq!(store.prune().unwrap(), Pruned::default());
+        let kept = image("kept:1", 'a');
+        let disk = put(&store, &kept);
+        // The image was renamed, but has no name yet.
+        let unnamed = put(&store, &image("unnamed:1", 'b'));
+        fs::remove_file(store.name_file(&image("unnamed:1", 'b').name)).unwrap();
+        // A name whose image was removed, and one that was being written.
+        store.set_name(&image("gone:1", 'c')).unwrap();
+        fs::write(store.names().join("x.new-1"), "{").unwrap();
+        fs::write(store.names().join("damaged.json"), "{").unwrap();
+        // A pull that goes on, and one whose process has died.
+        let running = store.stage(&image("d", 'd').digest).unwrap();
+        let dead = store.staging().join("sha256-dead");
+        fs::create_dir_all(&dead).unwrap();
+
+        let names = |store: &ImageStore| {
+            store
+                .list()
+                .unwrap()
+                .into_iter()
+                .map(|image| image.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(&store), ["docker.io/library/kept:1"]);
+        assert_eq!(store.prune().unwrap().removed, 5);
+        assert!(disk.exists() && !unnamed.exists() && !dead.exists());
+        assert_eq!(names(&store), ["docker.io/library/kept:1"]);
+        drop(running);
+        assert_eq!(store.prune().unwrap().removed, 1);
+        assert_eq!(store.prune().unwrap().removed, 0);
+    }
+
+    #[test]
+    fn image_of_a_running_vm_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ImageStore::at(home.path().join("images"));
+        let used = image("used:1", 'a');
+        let disk = put(&store, &used);
+        let name: ImageName = "used:1".parse().unwrap();
+        let opened = File::open(&disk).unwrap();
+        // SAFETY: flock consists of integers, for which zeroes are valid: the whole file.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_RDLCK as libc::c_short;
+        // SAFETY: the kernel reads one flock, and the descriptor is open.
+        let locked = unsafe {
+            libc::fcntl(
+                std::os::fd::AsRawFd::as_raw_fd(&opened),
+                libc::F_OFD_SETLK,
+                &raw const lock,
+            )
+        };
+        assert_eq!(locked, 0);
+        assert!(matches!(store.remove(&name), Err(StoreError::InUse(_))));
+        fs::remove_file(store.name_file(&used.name)).unwrap();
+        assert_eq!(store.prune().unwrap().removed, 0);
+        drop(opened);
+        assert_eq!(store.prune().unwrap().removed, 1);
+    }
+}

@@ -26,6 +26,7 @@ mod power_cut;
 mod qcow2;
 mod qcow2_refused;
 mod reboot;
+mod registry;
 mod resize;
 mod scsi;
 mod shim;
@@ -80,6 +81,7 @@ pub const DEFAULT: &[Case] = &[
     full_disk::EMPTY_DISK,
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
+    registry::CASE,
     demo::CASE,
 ];
 

@@ -5,12 +5,12 @@ use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::{content, is_sound, keep, overlay, qemu_img};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, PATIENCE, images, oci};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -59,44 +59,10 @@ fn container(ctx: &TestContext, name: &str, compressed: bool) -> Result<PathBuf>
     Ok(image)
 }
 
-/// An OCI layout with one layer, which holds the files in `folder`.
-fn oci_layout(ctx: &TestContext, folder: &Path) -> Result<PathBuf> {
-    let layout = ctx.path("layout");
-    let blobs = layout.join("blobs/sha256");
-    std::fs::create_dir_all(&blobs)?;
-    let blob = |from: &Path, kind: &str| -> Result<serde_json::Value> {
-        let sum = Command::new("sha256sum").arg(from).output()?.stdout;
-        let digest = String::from_utf8_lossy(&sum)[..64].to_owned();
-        let size = std::fs::metadata(from)?.len();
-        std::fs::rename(from, blobs.join(&digest))?;
-        let media_type = format!("application/vnd.oci.image.{kind}");
-        Ok(json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": size}))
-    };
-    let write = |name: &str, value: &serde_json::Value| -> Result<PathBuf> {
-        let path = layout.join(name);
-        std::fs::write(&path, value.to_string())?;
-        Ok(path)
-    };
-    let archive = layout.join("layer.tar.gz");
-    let mut tar = Command::new("tar");
-    tar.arg("-C").arg(folder).arg("-czf").arg(&archive).arg("disk");
-    ensure!(tar.status()?.success(), "{tar:?}");
-    let layer = blob(&archive, "layer.v1.tar+gzip")?;
-    let config = blob(&write("config", &json!({}))?, "config.v1+json")?;
-    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
-    let manifest = blob(&write("manifest", &manifest)?, "manifest.v1+json")?;
-    write(
-        "index.json",
-        &json!({"schemaVersion": 2, "manifests": [manifest]}),
-    )?;
-    write("oci-layout", &json!({"imageLayoutVersion": "1.0.0"}))?;
-    Ok(layout)
-}
-
 /// Both VMs have the same two disks: from a directory, and from an OCI layout.
 fn shared(ctx: &TestContext) -> Result<()> {
     let image = container(ctx, "image", true)?;
-    let layout = oci_layout(ctx, &ctx.path("image"))?;
+    let layout = oci::layout(ctx, "layout", &ctx.path("image"))?;
     let before = std::fs::read(&image)?;
     let manifest = |name| -> Result<Manifest> {
         Ok(Manifest::new(name)

@@ -132,6 +132,7 @@ impl TestContext {
             .args(arguments)
             .env("HUSK_RUNTIME_DIR", self.runtime_dir())
             .env("HUSK_SCRATCH_DIR", self.path("scratch"))
+            .env("HUSK_DATA_DIR", self.path("data"))
             .env("NO_COLOR", "1")
             .current_dir(&self.folder);
         command

@@ -16,6 +16,7 @@ pub mod kubevirt;
 pub mod log_writes;
 pub mod manifest;
 pub mod netns;
+pub mod oci;
 pub mod output_buffer;
 pub mod pod;
 pub mod privileges;

@@ -54,6 +54,11 @@ const PACKAGES: &[&str] = &[
     "dbus",
     "iptables",
     "runc",
+    // registries
+    "apache2-utils",
+    "docker-registry",
+    "openssl",
+    "skopeo",
     // debugging and tracing
     "gdb",
     "linux-perf",

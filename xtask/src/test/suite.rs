@@ -21,12 +21,13 @@ const SECONDS: &str = include_str!("seconds.txt");
 const UNKNOWN_SECONDS: u32 = 60;
 
 /// The programs that cases run.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     "husk",
     "husk-agent",
     "husk-vmm",
     "containerd-shim-husk-v2",
     "husk-e2e",
+    "husk-import",
     "husk-flow",
 ];
 

@@ -1,0 +1,243 @@
+//! Images from a registry: Debian's docker-registry with TLS and passwords, filled by skopeo.
+
+use crate::harness::context::{CommandResult, TestContext, expect_contains};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::program::Session;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, images, oci};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub const CASE: Case = Case {
+    name: "registry",
+    about: "husk run pulls a containerDisk and a kernel from a registry with TLS and passwords; a second VM reads nothing again",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+const REGISTRY: &str = "localhost:5443";
+const DISK: &str = "localhost:5443/disks/data:1";
+const KERNEL: &str = "localhost:5443/kernels/small:6.12";
+/// What the guest finds on the disk.
+const MARK: &str = "husk-disk-of-a-registry";
+/// Allocated size that a second VM may cost beside its overlay.
+const SECOND: u64 = 16 << 20;
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let registry = start(ctx)?;
+    fill(ctx)?;
+    ctx.part("refusals", || refusals(ctx));
+    ctx.part("VMs", || vms(ctx, registry));
+    ctx.part("removal", || removal(ctx));
+    Ok(())
+}
+
+/// Runs a shell script in the case's folder.
+fn sh(ctx: &TestContext, script: &str) -> Result<String> {
+    let output = Command::new("sh")
+        .args(["-euc", script])
+        .current_dir(ctx.path("."))
+        .output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{script}: {}: {errors}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Starts the registry with a certificate of its own.
+fn start(ctx: &TestContext) -> Result<Session> {
+    sh(
+        ctx,
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout tls.key -out tls.crt -days 2 -subj /CN=localhost \
+         -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE
+         htpasswd -nbB user secret > htpasswd
+         echo '{\"auths\": {\"localhost:5443\": {\"auth\": \"'$(printf user:secret | base64)'\"}}}' > auth.json",
+    )?;
+    let path = |name: &str| ctx.path(name).display().to_string();
+    let configuration = json!({
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": path("registry")}},
+        "http": {"addr": REGISTRY, "tls": {"certificate": path("tls.crt"), "key": path("tls.key")}},
+        "auth": {"htpasswd": {"realm": "husk", "path": path("htpasswd")}},
+    });
+    std::fs::write(ctx.path("registry.yml"), configuration.to_string())?;
+    let mut command = Command::new("docker-registry");
+    command.arg("serve").arg(ctx.path("registry.yml"));
+    let session = Session::piped(command, &ctx.log("registry.log"))?;
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect(REGISTRY).is_err() {
+        ensure!(Instant::now() < deadline, "the registry does not listen");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(session)
+}
+
+/// Pushes an image with a disk, and one with a kernel.
+fn fill(ctx: &TestContext) -> Result<()> {
+    let small = images::small("6.12")?;
+    let (disk, kernel) = (ctx.path("disk-image/disk"), ctx.path("kernel-image/boot"));
+    std::fs::create_dir_all(&disk)?;
+    std::fs::create_dir_all(&kernel)?;
+    std::fs::write(disk.join("disk.img"), format!("{MARK}\n"))?;
+    std::fs::File::options()
+        .write(true)
+        .open(disk.join("disk.img"))?
+        .set_len(64 << 20)?;
+    std::fs::copy(&small.kernel, kernel.join("vmlinuz"))?;
+    std::fs::copy(&small.initrd, kernel.join("initrd"))?;
+    for (folder, layout, name) in [
+        ("disk-image", "disk-layout", DISK),
+        ("kernel-image", "kernel-layout", KERNEL),
+    ] {
+        oci::layout(ctx, layout, &ctx.path(folder))?;
+        let push = format!(
+            "skopeo copy --insecure-policy --dest-tls-verify=false --dest-creds user:secret oci:{layout} docker://{name}"
+        );
+        sh(ctx, &push)?;
+    }
+    Ok(())
+}
+
+/// A `husk` command of a user with the folder `home`, whose credentials are `login` if they have logged in.
+fn husk(ctx: &TestContext, words: &[&str], home: &str, login: bool) -> Command {
+    let mut command = ctx.husk(words);
+    let auth = if login { "auth.json" } else { "none.json" };
+    command
+        .env("HOME", ctx.path(home))
+        .env("REGISTRY_AUTH_FILE", ctx.path(auth));
+    command
+}
+
+fn pull(ctx: &TestContext, image: &str, home: &str, login: bool) -> Result<CommandResult> {
+    ctx.finish(husk(ctx, &["images", "pull", image], home, login), PATIENCE)
+}
+
+/// Each is one line that names the way out, and leaves nothing.
+fn refusals(ctx: &TestContext) -> Result<()> {
+    let trusted = ctx.path("home/.config/containers/certs.d").join(REGISTRY);
+    let distrusted = ctx.path("stranger/.config/containers/certs.d").join(REGISTRY);
+    std::fs::create_dir_all(&trusted)?;
+    std::fs::create_dir_all(&distrusted)?;
+    std::fs::copy(ctx.path("tls.crt"), trusted.join("ca.crt"))?;
+    sh(
+        ctx,
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout other.key -out other.crt -days 2 -subj /CN=other",
+    )?;
+    std::fs::copy(ctx.path("other.crt"), distrusted.join("ca.crt"))?;
+    for (image, home, login, text) in [
+        (
+            DISK,
+            "nobody",
+            true,
+            "asked by plain HTTP: certs.d has no directory for localhost:5443",
+        ),
+        (
+            DISK,
+            "stranger",
+            true,
+            "the certificate of localhost:5443 is not trusted",
+        ),
+        (DISK, "home", false, "log in with `podman login localhost:5443`"),
+        (
+            "localhost:5443/disks/none:1",
+            "home",
+            true,
+            "localhost:5443 has no such image",
+        ),
+        (
+            KERNEL,
+            "home",
+            true,
+            "it has no file in folder /disk: it is not a containerDisk",
+        ),
+    ] {
+        let refused = pull(ctx, image, home, login)?.fails(1)?;
+        expect_contains(&refused, &[text])?;
+        let errors = refused.lines().filter(|line| line.starts_with("error: "));
+        ensure!(errors.count() == 1, "{refused}");
+    }
+    let left = ctx.run(&["images", "list"])?.ok()?;
+    expect_contains(&left, &["no image is in the store"])?;
+    expect_contains(&ctx.run(&["images", "prune"])?.ok()?, &["0 removed"])?;
+    Ok(())
+}
+
+/// A VM whose kernel and disk are in the registry.
+fn manifest(name: &str) -> Manifest {
+    Manifest::new(name)
+        .disk("root", json!({"containerDisk": {"image": DISK}}))
+        .set(
+            "/domain/firmware",
+            json!({"kernelBoot": {
+                "kernelArgs": "console=ttyS0 quiet husk.do=disks,shell",
+                "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
+            }}),
+        )
+}
+
+fn start_vm<'s>(ctx: &'s TestContext, name: &str, login: bool) -> Result<Vm<'s>> {
+    let words = manifest(name).run_words(ctx)?;
+    let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+    let run = Session::piped(
+        husk(ctx, &words, "home", login),
+        &ctx.log(&format!("{name}.run.log")),
+    )?;
+    run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
+        .with_context(|| format!("{name} does not run"))?;
+    Vm::attach(ctx, name.to_owned(), run)
+}
+
+fn vms(ctx: &TestContext, registry: Session) -> Result<()> {
+    let one = start_vm(ctx, "one", true)?;
+    let shell = Shell::small(&one)?;
+    shell.expect_contains("head -n 1 /dev/vda", &[MARK])?;
+    shell.ok("echo changed | dd of=/dev/vda conv=fsync status=none")?;
+    let before = allocated(&ctx.path("data"))?;
+
+    // Without the registry: what the store has is not asked for.
+    drop(registry);
+    let two = start_vm(ctx, "two", false)?;
+    let other = Shell::small(&two)?;
+    other.expect_contains("head -n 1 /dev/vda", &[MARK])?;
+    let cost = allocated(&ctx.path("data"))?.saturating_sub(before);
+    ensure!(cost <= SECOND, "the second VM costs {cost} bytes");
+    let list = ctx.run(&["images", "list"])?.ok()?;
+    expect_contains(&list, &[DISK, KERNEL])?;
+    let used = ctx.run(&["images", "rm", DISK])?.fails(1)?;
+    expect_contains(&used, &["a running VM uses localhost:5443/disks/data:1"])?;
+    for shell in [&shell, &other] {
+        shell.send("poweroff -f")?;
+    }
+    for vm in [&one, &two] {
+        expect_contains(&vm.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+    }
+    ctx.nothing_left(Duration::from_secs(10))
+}
+
+fn removal(ctx: &TestContext) -> Result<()> {
+    ctx.run(&["images", "rm", DISK, KERNEL])?.ok()?;
+    let left = allocated(&ctx.path("data"))?;
+    ensure!(left == 0, "{left} bytes are left");
+    let unknown = ctx.run(&["images", "rm", DISK])?.fails(1)?;
+    expect_contains(&unknown, &["no image localhost:5443/disks/data:1 in the store"])?;
+    Ok(())
+}
+
+/// Allocated bytes of the files below a folder.
+fn allocated(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += match metadata.is_dir() {
+            true => allocated(&entry.path())?,
+            false => metadata.blocks() * 512,
+        };
+    }
+    Ok(bytes)
+}
