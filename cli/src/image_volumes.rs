@@ -11,7 +11,6 @@ use crate::image_pull;
 
 /// The images to pull for a VM.
 pub(crate) struct ImageVolumes {
-    store: ImageStore,
     images: Vec<(VolumeImage, ImageName, PullPolicy)>,
 }
 
@@ -20,11 +19,7 @@ impl ImageVolumes {
     ///
     /// # Errors
     /// A line for each field that has no image name or policy.
-    pub(crate) fn of(
-        vmi: &Vmi,
-        given: &BTreeMap<String, PathBuf>,
-        store: &ImageStore,
-    ) -> Result<ImageVolumes, Vec<String>> {
+    pub(crate) fn of(vmi: &Vmi, given: &BTreeMap<String, PathBuf>) -> Result<ImageVolumes, Vec<String>> {
         let (mut images, mut errors) = (Vec::new(), Vec::new());
         for image in volume_images(vmi) {
             if given.contains_key(&image.volume) {
@@ -49,10 +44,7 @@ impl ImageVolumes {
             }
         }
         match errors.is_empty() {
-            true => Ok(ImageVolumes {
-                store: store.clone(),
-                images,
-            }),
+            true => Ok(ImageVolumes { images }),
             false => Err(errors),
         }
     }
@@ -69,6 +61,10 @@ impl ImageVolumes {
     /// An image cannot be pulled.
     pub(crate) fn pull(self) -> Result<BTreeMap<String, PathBuf>, Failure> {
         let mut paths = BTreeMap::new();
+        if self.images.is_empty() {
+            return Ok(paths);
+        }
+        let store = ImageStore::locate()?;
         for (image, name, policy) in self.images {
             if let Some(secret) = &image.pull_secret {
                 note(&format!(
@@ -77,13 +73,13 @@ impl ImageVolumes {
                 ));
             }
             let pulled = image_pull::pull(&PullRequest {
-                store: self.store.path().to_owned(),
+                store: store.path().to_owned(),
                 name: name.to_string(),
                 policy,
                 files: image.files,
                 pull_secret: None,
             })?;
-            paths.insert(image.volume, self.store.rootfs(&pulled.digest));
+            paths.insert(image.volume, store.rootfs(&pulled.digest));
         }
         Ok(paths)
     }

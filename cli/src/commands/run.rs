@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use husk_images::ImageStore;
 use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
 use husk_monitor::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
@@ -201,10 +200,9 @@ fn given_volumes(args: &Args, manifest: &Manifest) -> Result<BTreeMap<String, Pa
 
 /// The images that each VM needs from the store.
 fn images(manifest: &Manifest, given: &BTreeMap<String, PathBuf>) -> Result<Vec<ImageVolumes>, Failure> {
-    let store = ImageStore::locate()?;
     let (mut images, mut lines) = (Vec::new(), Vec::new());
     for vmi in &manifest.vmis {
-        match ImageVolumes::of(vmi, given, &store) {
+        match ImageVolumes::of(vmi, given) {
             Ok(of_vm) => images.push(of_vm),
             Err(errors) => {
                 let prefix = manifest.prefix_of(vmi);
