@@ -21,7 +21,7 @@ Environment:
                     [default: /run/husk for root, else $XDG_RUNTIME_DIR/husk]
   HUSK_SCRATCH_DIR  directory for ephemeral data (emptyDisk, overlays, unpacked
                     images) [default: /var/tmp]
-  HUSK_DATA_DIR     directory for what is kept, such as images [default:
+  HUSK_DATA_DIR     directory for what is kept: images and volumes [default:
                     /var/lib/husk for root, else $XDG_DATA_HOME/husk]
   HUSK_VMM          path of the VMM [default: husk-vmm beside husk, else on PATH]
   HUSK_IMPORT       path of the program that pulls images

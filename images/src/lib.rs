@@ -23,4 +23,4 @@ pub use husk_volumes::ImageFile;
 pub use name::{ImageName, InvalidName, PullPolicy};
 pub use protocol::{Event, PullRequest};
 pub use staging::{Blob, Staging};
-pub use store::{ImageStore, Pruned, StoredImage};
+pub use store::{ImageStore, Pruned, StoredImage, data_directory};

@@ -52,28 +52,12 @@ pub struct Pruned {
 }
 
 impl ImageStore {
-    /// The store in `HUSK_DATA_DIR`, else in `/var/lib/husk` for root, else in `$XDG_DATA_HOME/husk`.
+    /// The store `images` in the [`data_directory`].
     ///
     /// # Errors
-    /// No such directory is known for an ordinary user.
+    /// See there.
     pub fn locate() -> Result<ImageStore, StoreError> {
-        let set = |name| {
-            std::env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
-        let data = match set("HUSK_DATA_DIR") {
-            Some(path) => path,
-            None if rustix::process::geteuid().is_root() => PathBuf::from("/var/lib/husk"),
-            None => {
-                let home = || set("HOME").map(|home| home.join(".local/share"));
-                set("XDG_DATA_HOME")
-                    .or_else(home)
-                    .ok_or(StoreError::Nowhere)?
-                    .join("husk")
-            }
-        };
-        Ok(ImageStore::at(data.join("images")))
+        Ok(ImageStore::at(data_directory()?.join("images")))
     }
 
     /// The store in the directory `path`.
@@ -279,6 +263,27 @@ impl ImageStore {
             .collect();
         self.names().join(format!("{hash}.json"))
     }
+}
+
+/// Directory for what Husk keeps: `HUSK_DATA_DIR`, else `/var/lib/husk` for root, else `$XDG_DATA_HOME/husk`.
+///
+/// # Errors
+/// No such directory is known for an ordinary user.
+pub fn data_directory() -> Result<PathBuf, StoreError> {
+    let set = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(path) = set("HUSK_DATA_DIR") {
+        return Ok(path);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/husk"));
+    }
+    let home = || set("HOME").map(|home| home.join(".local/share"));
+    let data = set("XDG_DATA_HOME").or_else(home).ok_or(StoreError::Nowhere)?;
+    Ok(data.join("husk"))
 }
 
 /// The digest that a directory's name stands for.

@@ -31,6 +31,7 @@ mod ssh;
 mod stop;
 mod sync;
 mod validate;
+mod volume;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -54,6 +55,7 @@ pub(crate) enum Command {
     Stop(stop::Args),
     Rm(rm::Args),
     Images(images::Args),
+    Volume(volume::Args),
     Validate(validate::Args),
     Doctor(doctor::Args),
     Node(node::Args),
@@ -86,6 +88,7 @@ impl Command {
             Self::Stop(args) => stop::run(args),
             Self::Rm(args) => rm::run(args),
             Self::Images(args) => images::run(args),
+            Self::Volume(args) => volume::run(args),
             Self::Validate(args) => validate::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Node(args) => node::run(args),

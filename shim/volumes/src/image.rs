@@ -91,10 +91,18 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Vol
 /// returned.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Takes an OFD lock, which goes with the descriptor to the VMM and ends with its last copy. QEMU locks images with the
-/// same kind of lock in the same range.
+/// Takes an OFD lock, which goes with the descriptor to the VMM. QEMU locks images with the same kind of lock in the
+/// same range.
 fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault> {
-    let exclusive = !access.read_only && !access.shareable;
+    lock_image(file, path, !access.read_only && !access.shareable)
+}
+
+/// Locks an open image against other writers, or with `exclusive` against readers too, until its last descriptor is
+/// closed. Waits for half a second at most.
+///
+/// # Errors
+/// A VM or another program has locked it.
+pub fn lock_image(file: &File, path: &Path, exclusive: bool) -> Result<(), VolumeFault> {
     // SAFETY: flock consists of integers, for which zeroes are valid: the whole file, pid 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;

@@ -32,7 +32,7 @@ use rustix::fs::{FileType, OFlags};
 
 pub use block_sizes::BlockSizes;
 pub use error::{VolumeError, VolumeFault};
-pub use image::is_locked;
+pub use image::{is_locked, lock_image};
 pub use image_format::ImageFormat;
 pub use oci::{ImageFile, unpack_image};
 pub use open_disk::{BackingImage, OpenDisk, OpenLun};

@@ -36,6 +36,7 @@ mod sync;
 mod thousand;
 mod unprivileged;
 mod upgrade;
+mod volumes;
 
 /// Cases that run each time.
 pub const DEFAULT: &[Case] = &[
@@ -82,6 +83,7 @@ pub const DEFAULT: &[Case] = &[
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     registry::CASE,
+    volumes::CASE,
     demo::CASE,
 ];
 

@@ -1,0 +1,118 @@
+//! A claim, and its file.
+
+use husk_vmi::objects::{AccessMode, ClaimSpec, ObjectKind, PersistentVolumeClaim, VolumeMode, read_objects};
+use serde_json::{Value, json};
+
+/// A claim to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewClaim {
+    /// A DNS-1123 label.
+    pub namespace: String,
+    /// A DNS-1123 subdomain.
+    pub name: String,
+    /// In bytes; rounded up to whole MiB.
+    pub size: u64,
+    pub access_modes: Vec<AccessMode>,
+    pub volume_mode: VolumeMode,
+}
+
+/// A claim of the store, with the state of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    pub object: PersistentVolumeClaim,
+    /// Size of the volume, in bytes.
+    pub size: u64,
+    /// Allocated bytes.
+    pub allocated: u64,
+    /// A VM has the volume open.
+    pub in_use: bool,
+}
+
+impl Claim {
+    /// `NAME`, or `NAMESPACE/NAME` outside the namespace `default`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        name(&self.object.metadata.namespace, &self.object.metadata.name)
+    }
+}
+
+/// A name as commands take it.
+pub(crate) fn name(namespace: &str, name: &str) -> String {
+    match namespace {
+        "default" => name.to_owned(),
+        _ => format!("{namespace}/{name}"),
+    }
+}
+
+impl NewClaim {
+    /// The claim as a manifest.
+    pub(crate) fn manifest(&self) -> Result<String, String> {
+        manifest(
+            &self.namespace,
+            &self.name,
+            &ClaimSpec {
+                access_modes: self.access_modes.clone(),
+                volume_mode: self.volume_mode,
+                storage_class_name: None,
+                size: Some(self.size),
+                data_source: None,
+            },
+        )
+    }
+}
+
+/// A PersistentVolumeClaim as YAML.
+fn manifest(namespace: &str, name: &str, spec: &ClaimSpec) -> Result<String, String> {
+    let modes: Vec<_> = spec.access_modes.iter().copied().map(mode_name).collect();
+    let volume_mode = match spec.volume_mode {
+        VolumeMode::Filesystem => "Filesystem",
+        VolumeMode::Block => "Block",
+    };
+    let object: Value = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "accessModes": modes,
+            "volumeMode": volume_mode,
+            "resources": {"requests": {"storage": spec.size.unwrap_or_default().to_string()}},
+        },
+    });
+    serde_saphyr::to_string(&object).map_err(|error| error.to_string())
+}
+
+/// Reads the file of the claim `name`.
+pub(crate) fn parse(text: &str, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
+    let objects = read_objects(text).map_err(|error| error.to_string().replace('\n', "; "))?;
+    let claim = objects.into_iter().find_map(|object| match object.kind {
+        ObjectKind::PersistentVolumeClaim(claim) => Some(claim),
+        _ => None,
+    });
+    let claim = claim.ok_or("it has no PersistentVolumeClaim")?;
+    match claim.metadata.namespace == namespace && claim.metadata.name == name {
+        true => Ok(claim),
+        false => Err(format!(
+            "it is the claim {}/{} and not {namespace}/{name}",
+            claim.metadata.namespace, claim.metadata.name
+        )),
+    }
+}
+
+/// The manifest of a claim that has grown.
+pub(crate) fn grown(claim: &PersistentVolumeClaim, size: u64) -> Result<String, String> {
+    let spec = ClaimSpec {
+        size: Some(size),
+        ..claim.spec.clone()
+    };
+    manifest(&claim.metadata.namespace, &claim.metadata.name, &spec)
+}
+
+/// An access mode as a manifest has it.
+fn mode_name(mode: AccessMode) -> &'static str {
+    match mode {
+        AccessMode::ReadWriteOnce => "ReadWriteOnce",
+        AccessMode::ReadOnlyMany => "ReadOnlyMany",
+        AccessMode::ReadWriteMany => "ReadWriteMany",
+        AccessMode::ReadWriteOncePod => "ReadWriteOncePod",
+    }
+}

@@ -1,0 +1,343 @@
+//! The store's directory.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, fstatvfs, renameat_with};
+use rustix::io::Errno;
+
+use crate::claim::{self, Claim, NewClaim};
+use crate::copy;
+use crate::error::ClaimError;
+
+/// Directory of changes; no namespace has such a name.
+const CHANGES: &str = ".changes";
+const MANIFEST: &str = "claim.yaml";
+const IMAGE: &str = "disk.img";
+/// Longest file of a claim, in bytes.
+const MAX_MANIFEST: u64 = 1 << 20;
+/// Granularity of sizes, in bytes.
+const MIB: u64 = 1 << 20;
+/// Bytes left free on the file system.
+const RESERVE: u64 = 64 << 20;
+
+/// The volumes of a user.
+#[derive(Debug, Clone)]
+pub struct ClaimStore {
+    path: PathBuf,
+}
+
+/// A directory in `.changes`, locked as long as this exists.
+struct Change {
+    path: PathBuf,
+    directory: File,
+}
+
+impl ClaimStore {
+    /// The store in the directory `path`, which need not exist.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> ClaimStore {
+        ClaimStore { path: path.into() }
+    }
+
+    /// Path of a volume's image, whether it exists or not.
+    #[must_use]
+    pub fn image(&self, namespace: &str, name: &str) -> PathBuf {
+        self.claim(namespace, name).join(IMAGE)
+    }
+
+    /// The claims, sorted by namespace and name, and an error for each one that is damaged.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn list(&self) -> Result<Vec<Result<Claim, ClaimError>>, ClaimError> {
+        let mut claims = Vec::new();
+        for namespace in names(&self.path)? {
+            for name in names(&self.path.join(&namespace))? {
+                match self.get(&namespace, &name) {
+                    // It was removed meanwhile.
+                    Err(ClaimError::Unknown(_)) => {}
+                    claim => claims.push(claim),
+                }
+            }
+        }
+        Ok(claims)
+    }
+
+    /// A claim.
+    ///
+    /// # Errors
+    /// There is none, or its file is damaged.
+    pub fn get(&self, namespace: &str, name: &str) -> Result<Claim, ClaimError> {
+        let (file, image) = (
+            self.claim(namespace, name).join(MANIFEST),
+            self.image(namespace, name),
+        );
+        let missing = |error: io::Error, path: &Path| match error.kind() {
+            io::ErrorKind::NotFound => ClaimError::Unknown(claim::name(namespace, name)),
+            _ => ClaimError::io(path)(error),
+        };
+        let length = fs::metadata(&file).map_err(|error| missing(error, &file))?.len();
+        let damaged = |reason: String| ClaimError::Damaged {
+            path: file.clone(),
+            reason,
+        };
+        if length > MAX_MANIFEST {
+            return Err(damaged(format!("it has {length} bytes")));
+        }
+        let text = fs::read_to_string(&file).map_err(|error| missing(error, &file))?;
+        let object = claim::parse(&text, namespace, name).map_err(damaged)?;
+        let state = fs::metadata(&image).map_err(|error| missing(error, &image))?;
+        Ok(Claim {
+            object,
+            size: state.len(),
+            allocated: state.blocks() * 512,
+            in_use: husk_volumes::is_locked(&image),
+        })
+    }
+
+    /// Makes an empty volume.
+    ///
+    /// # Errors
+    /// The name is taken, the size is too small, or the store cannot be written.
+    pub fn create(&self, claim: &NewClaim) -> Result<(), ClaimError> {
+        self.add(claim, |_| Ok(()))
+    }
+
+    /// Makes a copy of a volume, which no VM may write meanwhile. Calls `progress` with bytes copied and total.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); or the source does not exist, a VM uses it, or the copy does not fit.
+    pub fn copy(
+        &self,
+        source: (&str, &str),
+        name: (&str, &str),
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<(), ClaimError> {
+        let from = self.get(source.0, source.1)?;
+        let path = self.image(source.0, source.1);
+        let file = File::open(&path).map_err(ClaimError::io(&path))?;
+        husk_volumes::lock_image(&file, &path, false)
+            .map_err(|_| ClaimError::InUse(claim::name(source.0, source.1)))?;
+        let new = NewClaim {
+            namespace: name.0.to_owned(),
+            name: name.1.to_owned(),
+            size: from.size,
+            access_modes: from.object.spec.access_modes,
+            volume_mode: from.object.spec.volume_mode,
+        };
+        self.add(&new, |image| {
+            let space = fstatvfs(image).map_err(ClaimError::io(&self.path))?;
+            let free = space
+                .f_bavail
+                .saturating_mul(space.f_frsize)
+                .saturating_sub(RESERVE);
+            if from.allocated > free {
+                return Err(ClaimError::NoSpace {
+                    path: self.path.clone(),
+                    needed: from.allocated,
+                    free,
+                });
+            }
+            image.set_len(0).map_err(ClaimError::io(&self.path))?;
+            copy::copy(&file, image, &|done| progress(done, from.size)).map_err(ClaimError::io(&path))
+        })
+    }
+
+    /// Adds a claim whose image `fill` completes.
+    fn add(
+        &self,
+        claim: &NewClaim,
+        fill: impl FnOnce(&File) -> Result<(), ClaimError>,
+    ) -> Result<(), ClaimError> {
+        let size = claim.size.div_ceil(MIB).saturating_mul(MIB);
+        if claim.size < MIB {
+            return Err(ClaimError::TooSmall);
+        }
+        let taken = || ClaimError::Exists(claim::name(&claim.namespace, &claim.name));
+        let target = self.claim(&claim.namespace, &claim.name);
+        if target.exists() {
+            return Err(taken());
+        }
+        let change = self.begin()?;
+        let image = change.path.join(IMAGE);
+        let file = new_file(&image)?;
+        file.set_len(size).map_err(ClaimError::io(&image))?;
+        fill(&file)?;
+        file.sync_all().map_err(ClaimError::io(&image))?;
+        let manifest = NewClaim {
+            size,
+            ..claim.clone()
+        }
+        .manifest();
+        self.write(&change.path.join(MANIFEST), manifest)?;
+        let namespace = self.path.join(&claim.namespace);
+        make_directory(&namespace)?;
+        sync_directory(&change.path)?;
+        match renameat_with(CWD, &change.path, CWD, &target, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => return Err(taken()),
+            other => other.map_err(ClaimError::io(&target))?,
+        }
+        sync_directory(&namespace)?;
+        sync_directory(&self.path)
+    }
+
+    /// Grows a volume, also while a VM uses it.
+    ///
+    /// # Errors
+    /// The volume is larger, does not exist, or the store cannot be written.
+    pub fn resize(&self, namespace: &str, name: &str, size: u64) -> Result<u64, ClaimError> {
+        let size = size.div_ceil(MIB).saturating_mul(MIB);
+        let directory = self.claim(namespace, name);
+        let claim = self.get(namespace, name)?;
+        let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
+        let image = directory.join(IMAGE);
+        let file = OpenOptions::new()
+            .write(true)
+            .open(&image)
+            .map_err(ClaimError::io(&image))?;
+        let now = file.metadata().map_err(ClaimError::io(&image))?.len();
+        if size < now {
+            return Err(ClaimError::Shrinks {
+                name: claim::name(namespace, name),
+                size: now,
+                wanted: size,
+            });
+        }
+        file.set_len(size)
+            .and_then(|()| file.sync_all())
+            .map_err(ClaimError::io(&image))?;
+        self.write(&directory.join(MANIFEST), claim::grown(&claim.object, size))?;
+        Ok(size)
+    }
+
+    /// Removes a volume and its data.
+    ///
+    /// # Errors
+    /// It does not exist, a VM uses it, or the store cannot be written.
+    pub fn remove(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
+        let directory = self.claim(namespace, name);
+        let unknown = || ClaimError::Unknown(claim::name(namespace, name));
+        if !directory.is_dir() {
+            return Err(unknown());
+        }
+        if husk_volumes::is_locked(&directory.join(IMAGE)) {
+            return Err(ClaimError::InUse(claim::name(namespace, name)));
+        }
+        let change = self.begin()?;
+        let moved = change.path.join("removed");
+        match fs::rename(&directory, &moved) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(unknown()),
+            other => other.map_err(ClaimError::io(&directory))?,
+        }
+        let parent = self.path.join(namespace);
+        sync_directory(&parent)?;
+        fs::remove_dir_all(&moved).map_err(ClaimError::io(&moved))?;
+        // It fails if there are other claims.
+        let _ = fs::remove_dir(&parent);
+        Ok(())
+    }
+
+    /// Begins a change, and removes what dead processes have left.
+    fn begin(&self) -> Result<Change, ClaimError> {
+        let changes = self.path.join(CHANGES);
+        make_directory(&changes)?;
+        for entry in fs::read_dir(&changes)
+            .map_err(ClaimError::io(&changes))?
+            .flatten()
+        {
+            let left = File::open(entry.path());
+            if left.is_ok_and(|left| flock(&left, FlockOperation::NonBlockingLockExclusive).is_ok()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        loop {
+            let path = changes.join(uuid::Uuid::new_v4().to_string());
+            make_directory(&path)?;
+            let Ok(directory) = File::open(&path) else {
+                continue;
+            };
+            flock(&directory, FlockOperation::LockExclusive).map_err(ClaimError::io(&path))?;
+            // Another process may have removed it before it was locked.
+            if path.exists() {
+                return Ok(Change { path, directory });
+            }
+        }
+    }
+
+    /// Replaces a claim's file.
+    fn write(&self, file: &Path, manifest: Result<String, String>) -> Result<(), ClaimError> {
+        let text = manifest.map_err(|reason| ClaimError::Damaged {
+            path: file.to_owned(),
+            reason,
+        })?;
+        let new = file.with_extension("new");
+        let _ = fs::remove_file(&new);
+        let mut opened = new_file(&new)?;
+        opened
+            .write_all(text.as_bytes())
+            .and_then(|()| opened.sync_all())
+            .and_then(|()| fs::rename(&new, file))
+            .map_err(ClaimError::io(file))?;
+        sync_directory(file.parent().unwrap_or(&self.path))
+    }
+
+    fn claim(&self, namespace: &str, name: &str) -> PathBuf {
+        self.path.join(namespace).join(name)
+    }
+}
+
+/// Removes what a change has left.
+impl Drop for Change {
+    fn drop(&mut self) {
+        // After a claim was renamed to its place, nothing has this path.
+        let _ = fs::remove_dir_all(&self.path);
+        let _ = flock(&self.directory, FlockOperation::Unlock);
+    }
+}
+
+fn new_file(path: &Path) -> Result<File, ClaimError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(ClaimError::io(path))
+}
+
+/// Makes a directory, and those above it, for the owner only.
+fn make_directory(path: &Path) -> Result<(), ClaimError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(ClaimError::io(path))
+}
+
+fn sync_directory(path: &Path) -> Result<(), ClaimError> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(ClaimError::io(path))
+}
+
+/// Names of directories, sorted; those of the store itself begin with a dot.
+fn names(directory: &Path) -> Result<Vec<String>, ClaimError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(ClaimError::io(directory))?,
+    };
+    let directories = entries.flatten().filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = directories
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests;

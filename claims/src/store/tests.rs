@@ -1,0 +1,168 @@
+use std::os::unix::fs::FileExt;
+
+use husk_vmi::objects::{AccessMode, VolumeMode};
+use proptest::prelude::*;
+
+use super::*;
+
+fn new(name: &str, size: u64) -> NewClaim {
+    NewClaim {
+        namespace: "default".into(),
+        name: name.into(),
+        size,
+        access_modes: vec![AccessMode::ReadWriteOnce],
+        volume_mode: VolumeMode::Filesystem,
+    }
+}
+
+fn store() -> (tempfile::TempDir, ClaimStore) {
+    let home = tempfile::tempdir().unwrap();
+    let store = ClaimStore::at(home.path().join("volumes"));
+    (home, store)
+}
+
+fn listed(store: &ClaimStore) -> Vec<String> {
+    let claims = store.list().unwrap().into_iter();
+    claims
+        .map(|claim| claim.map_or_else(|error| error.to_string(), |claim| claim.name()))
+        .collect()
+}
+
+#[test]
+fn volumes_are_made_grown_copied_and_removed() {
+    let (_home, store) = store();
+    assert!(listed(&store).is_empty());
+    store.create(&new("data", 5 * MIB + 1)).unwrap();
+    let claim = store.get("default", "data").unwrap();
+    assert_eq!((claim.size, claim.allocated, claim.in_use), (6 * MIB, 0, false));
+    assert_eq!(claim.object.spec.size, Some(6 * MIB));
+    assert!(matches!(
+        store.create(&new("data", MIB)),
+        Err(ClaimError::Exists(_))
+    ));
+    assert!(matches!(
+        store.create(&new("small", 1)),
+        Err(ClaimError::TooSmall)
+    ));
+
+    let image = File::options()
+        .read(true)
+        .write(true)
+        .open(store.image("default", "data"))
+        .unwrap();
+    image.write_all_at(b"begin", 0).unwrap();
+    image.write_all_at(b"end", 6 * MIB - 3).unwrap();
+    assert_eq!(store.resize("default", "data", 7 * MIB).unwrap(), 7 * MIB);
+    assert!(matches!(
+        store.resize("default", "data", MIB),
+        Err(ClaimError::Shrinks { .. })
+    ));
+    store
+        .copy(("default", "data"), ("test", "copy"), &|_, _| {})
+        .unwrap();
+    let copy = store.get("test", "copy").unwrap();
+    assert_eq!(copy.size, 7 * MIB);
+    assert!(copy.allocated <= MIB, "{}", copy.allocated);
+    let read = File::open(store.image("test", "copy")).unwrap();
+    let mut end = [0; 3];
+    read.read_exact_at(&mut end, 6 * MIB - 3).unwrap();
+    assert_eq!(&end, b"end");
+    assert_eq!(listed(&store), ["data", "test/copy"]);
+
+    store.remove("default", "data").unwrap();
+    assert!(matches!(
+        store.remove("default", "data"),
+        Err(ClaimError::Unknown(_))
+    ));
+    assert_eq!(listed(&store), ["test/copy"]);
+    assert!(!store.path.join("default").exists());
+    assert_eq!(fs::read_dir(store.path.join(CHANGES)).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_power_cut_leaves_is_removed_at_the_next_change() {
+    let (_home, store) = store();
+    store.create(&new("kept", MIB)).unwrap();
+    let running = store.begin().unwrap();
+    fs::write(running.path.join(IMAGE), "running").unwrap();
+    let dead = store.path.join(CHANGES).join("dead");
+    fs::create_dir(&dead).unwrap();
+    fs::write(dead.join(IMAGE), "dead").unwrap();
+    // Cut between the new size and the new claim file.
+    File::options()
+        .write(true)
+        .open(store.image("default", "kept"))
+        .unwrap()
+        .set_len(2 * MIB)
+        .unwrap();
+    fs::write(store.claim("default", "kept").join("claim.new"), "half").unwrap();
+    assert_eq!(listed(&store), ["kept"]);
+    assert_eq!(store.get("default", "kept").unwrap().size, 2 * MIB);
+    store.create(&new("other", MIB)).unwrap();
+    assert!(!dead.exists() && running.path.join(IMAGE).exists());
+    assert_eq!(store.resize("default", "kept", 2 * MIB).unwrap(), 2 * MIB);
+    drop(running);
+    assert_eq!(fs::read_dir(store.path.join(CHANGES)).unwrap().count(), 0);
+}
+
+#[test]
+fn one_of_two_creators_wins() {
+    let (_home, store) = store();
+    let made = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| store.create(&new("data", MIB))))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join().unwrap());
+        results.filter(Result::is_ok).count()
+    });
+    assert_eq!(made, 1);
+    assert_eq!(listed(&store), ["data"]);
+    assert_eq!(fs::read_dir(store.path.join(CHANGES)).unwrap().count(), 0);
+}
+
+#[test]
+fn volume_of_a_vm_is_neither_removed_nor_copied() {
+    let (_home, store) = store();
+    store.create(&new("data", MIB)).unwrap();
+    let path = store.image("default", "data");
+    let image = File::options().read(true).write(true).open(&path).unwrap();
+    husk_volumes::lock_image(&image, &path, true).unwrap();
+    assert!(store.get("default", "data").unwrap().in_use);
+    assert!(matches!(
+        store.remove("default", "data"),
+        Err(ClaimError::InUse(_))
+    ));
+    let copied = store.copy(("default", "data"), ("default", "copy"), &|_, _| {});
+    assert!(matches!(copied, Err(ClaimError::InUse(_))));
+    assert_eq!(store.resize("default", "data", 2 * MIB).unwrap(), 2 * MIB);
+    drop(image);
+    store.remove("default", "data").unwrap();
+}
+
+#[test]
+fn damaged_claim_costs_itself_only() {
+    let (_home, store) = store();
+    store.create(&new("good", MIB)).unwrap();
+    for (name, text) in [
+        ("bad", "kind: [".to_owned()),
+        ("wrong", new("good", MIB).manifest().unwrap()),
+    ] {
+        store.create(&new(name, MIB)).unwrap();
+        fs::write(store.claim("default", name).join(MANIFEST), text).unwrap();
+    }
+    let listed = listed(&store);
+    assert!(listed[0].contains("default/bad/claim.yaml: "), "{listed:?}");
+    assert_eq!(listed[1], "good");
+    assert!(
+        listed[2].ends_with("it is the claim default/good and not default/wrong"),
+        "{listed:?}"
+    );
+    store.remove("default", "bad").unwrap();
+}
+
+proptest! {
+    #[test]
+    fn claim_files_never_panic(text in "\\PC{0,200}") {
+        let _ = claim::parse(&text, "default", "data");
+    }
+}
