@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use husk_images::{Event, ImageStore, PullPolicy, PullRequest};
 use serde_json::json;
@@ -118,6 +119,18 @@ fn pull(store: &Path, name: &str) -> Event {
 }
 
 fn pull_files(store: &Path, name: &str, files: &[Option<&str>]) -> Event {
+    let output = start(store, name, files).wait_with_output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let last = lines
+        .lines()
+        .last()
+        .and_then(|line| serde_json::from_str(line).ok());
+    last.unwrap_or_else(|| Event::Failed {
+        reason: format!("no result: {}", output.status),
+    })
+}
+
+fn start(store: &Path, name: &str, files: &[Option<&str>]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_husk-import"))
         .env("HOME", store)
         .env_remove("REGISTRY_AUTH_FILE")
@@ -137,15 +150,7 @@ fn pull_files(store: &Path, name: &str, files: &[Option<&str>]) -> Event {
     };
     let request = serde_json::to_vec(&request).unwrap();
     child.stdin.take().unwrap().write_all(&request).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let lines = String::from_utf8(output.stdout).unwrap();
-    let last = lines
-        .lines()
-        .last()
-        .and_then(|line| serde_json::from_str(line).ok());
-    last.unwrap_or_else(|| Event::Failed {
-        reason: format!("no result: {}", output.status),
-    })
+    child
 }
 
 /// The reason of a failure, after which the store has no image and nothing half done.
@@ -323,6 +328,51 @@ fn a_layer_goes_on_where_the_connection_broke() {
     let event = pull(home.path(), &format!("{name}/disks/a:1"));
     assert!(matches!(event, Event::Done { .. }), "{event:?}");
     assert_eq!(*offsets.lock().unwrap(), [0, 500_000, 1_000_000]);
+}
+
+#[test]
+fn a_pull_goes_on_where_a_killed_one_ended() {
+    let home = tempfile::tempdir().unwrap();
+    let (image, stalled) = (Image::disk(), AtomicUsize::new(0));
+    let (offsets, seen) = std::sync::mpsc::channel();
+    let offsets = std::sync::Mutex::new(offsets);
+    let name = serve(Arc::new(move |path, offset, stream| {
+        if !path.contains("/blobs/") {
+            return image.send_manifest(stream);
+        }
+        offsets.lock().unwrap().send(offset).unwrap();
+        if stalled.fetch_add(1, Ordering::Relaxed) > 0 {
+            return image.send_layer(offset, stream);
+        }
+        let head = format!(
+            "HTTP/1.1 206 Partial Content\r\ncontent-length: {}\r\n\r\n",
+            image.layer.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&image.layer[..500_000]).unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }));
+    let name = format!("{name}/disks/a:1");
+    let mut killed = start(home.path(), &name, &[None]);
+    assert_eq!(seen.recv_timeout(Duration::from_secs(20)), Ok(0));
+    let staging = home.path().join("images/staging");
+    let fetched = || -> u64 {
+        let parts = std::fs::read_dir(&staging).unwrap().flatten();
+        let parts = parts.filter_map(|image| std::fs::read_dir(image.path().join("blobs")).ok());
+        let parts = parts.flatten().flatten().filter_map(|part| part.metadata().ok());
+        parts.filter(|part| part.is_file()).map(|part| part.len()).sum()
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while fetched() < 500_000 {
+        assert!(Instant::now() < deadline, "{} bytes", fetched());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let event = pull(home.path(), &name);
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    assert_eq!(seen.recv_timeout(Duration::from_secs(20)), Ok(500_000));
+    assert_eq!(std::fs::read_dir(&staging).unwrap().count(), 0);
 }
 
 #[test]
