@@ -145,10 +145,7 @@ fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
                     expected.killed.push(uid);
                     name
                 }
-                None => {
-                    expected.replaced.extend(VMS.map(str::to_owned));
-                    format!("{name} of any")
-                }
+                None => format!("{name} of none"),
             },
             Some((name, pattern)) => {
                 on_node(&format!("pkill -9 -f '{pattern}' || true"))?;
@@ -208,25 +205,34 @@ fn kill_on_host(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills one process of a random VM. Returns the name of the VM and the UID of its VMI; nothing if its pod is not known.
+/// Kills a shim or VMM of a VM that runs. Returns the names of its VM and the UID of its VMI, or nothing if it hit none.
+/// A pod whose sandbox dies while its first containers start is not one: the kubelet leaves such a pod of
+/// `restartPolicy: Never` as it is, with any runtime.
 fn kill_process_of_vm(c: &KubeVirt<'_>, pattern: &str) -> Result<Option<(String, String)>> {
-    let cgroup = on_node(&format!(
-        "pid=$(pgrep -f '{pattern}' | shuf -n 1); [ -z \"$pid\" ] || {{ cat /proc/$pid/cgroup; kill -9 $pid; }}"
+    let found = on_node(&format!(
+        "pid=$(pgrep -f '{pattern}' | shuf -n 1); [ -z \"$pid\" ] || {{ echo $pid; cat /proc/$pid/cgroup; }}"
     ))?;
+    let Some((pid, cgroup)) = found.split_once('\n') else {
+        return Ok(None);
+    };
     let labels = r"{.metadata.labels.app}={.metadata.labels.kubevirt\.io/created-by}";
-    let words = [
-        "get",
-        "pods",
-        "-lkubevirt.io=virt-launcher",
-        "-o",
-        &format!("jsonpath={{range .items[*]}}{{.metadata.uid}}={labels} {{end}}"),
-    ];
-    let pods = c.kubectl(&words)?;
+    let path = format!("jsonpath={{range .items[*]}}{{.metadata.uid}}={labels} {{end}}");
+    let pods = c.kubectl(&["get", "pods", "-lkubevirt.io=virt-launcher", "-o", &path])?;
     let mut pods = pods.text.split_whitespace().map(|pod| pod.split('='));
-    Ok(pods.find_map(|mut pod| {
+    let victim = pods.find_map(|mut pod| {
         let (uid, name, vmi) = (pod.next()?, pod.next()?, pod.next()?);
         (cgroup.contains(uid) && !name.is_empty()).then(|| (name.to_owned(), vmi.to_owned()))
-    }))
+    });
+    let Some((name, vmi)) = victim else {
+        return Ok(None);
+    };
+    let state = "jsonpath={.metadata.uid}={.status.phase}";
+    let running = c.kubectl(&["get", VMI, &name, "--ignore-not-found", "-o", state])?;
+    if running.text.trim() != format!("{vmi}=Running") {
+        return Ok(None);
+    }
+    on_node(&format!("kill -9 {pid} || true"))?;
+    Ok(Some((name, vmi)))
 }
 
 /// Starts an operation on a VM, which may fail: the API server may be the victim of the kill before.
