@@ -98,13 +98,12 @@ pub(crate) fn parse(text: &str, namespace: &str, name: &str) -> Result<Persisten
     }
 }
 
-/// The manifest of a claim that has grown.
-pub(crate) fn grown(claim: &PersistentVolumeClaim, size: u64) -> Result<String, String> {
-    let spec = ClaimSpec {
-        size: Some(size),
-        ..claim.spec.clone()
-    };
-    manifest(&claim.metadata.namespace, &claim.metadata.name, &spec)
+/// The manifest of a claim that has grown: all other fields stay as they are.
+pub(crate) fn grown(text: &str, size: u64) -> Result<String, String> {
+    let mut object: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let requested = object.pointer_mut("/spec/resources/requests/storage");
+    *requested.ok_or("it has no spec.resources.requests.storage")? = json!(size.to_string());
+    serde_saphyr::to_string(&object).map_err(|error| error.to_string())
 }
 
 /// An access mode as a manifest has it.

@@ -191,7 +191,7 @@ impl ClaimStore {
     pub fn resize(&self, namespace: &str, name: &str, size: u64) -> Result<u64, ClaimError> {
         let size = size.div_ceil(MIB).saturating_mul(MIB);
         let directory = self.claim(namespace, name);
-        let claim = self.get(namespace, name)?;
+        self.get(namespace, name)?;
         let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
         flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
         let image = directory.join(IMAGE);
@@ -210,7 +210,9 @@ impl ClaimStore {
         file.set_len(size)
             .and_then(|()| file.sync_all())
             .map_err(ClaimError::io(&image))?;
-        self.write(&directory.join(MANIFEST), claim::grown(&claim.object, size))?;
+        let manifest = directory.join(MANIFEST);
+        let text = fs::read_to_string(&manifest).map_err(ClaimError::io(&manifest))?;
+        self.write(&manifest, claim::grown(&text, size))?;
         Ok(size)
     }
 

@@ -52,7 +52,18 @@ fn volumes_are_made_grown_copied_and_removed() {
         .unwrap();
     image.write_all_at(b"begin", 0).unwrap();
     image.write_all_at(b"end", 6 * MIB - 3).unwrap();
+    // Edited by hand.
+    let manifest = store.claim("default", "data").join(MANIFEST);
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(
+        &manifest,
+        text.replace("metadata:\n", "metadata:\n  labels: {a: b}\n"),
+    )
+    .unwrap();
     assert_eq!(store.resize("default", "data", 7 * MIB).unwrap(), 7 * MIB);
+    let grown = store.get("default", "data").unwrap().object;
+    assert_eq!(grown.spec.size, Some(7 * MIB));
+    assert_eq!(grown.metadata.labels["a"], "b");
     assert!(matches!(
         store.resize("default", "data", MIB),
         Err(ClaimError::Shrinks { .. })
