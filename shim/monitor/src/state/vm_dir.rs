@@ -119,7 +119,6 @@ impl VmDir {
         self.held().unwrap_or(false)
     }
 
-    /// True if its monitor died.
     /// True if an agent waits for the end of this VM.
     pub(super) fn is_launchers(&self) -> bool {
         self.path.join(LAUNCHER).exists()
@@ -129,6 +128,7 @@ impl VmDir {
         fs::write(self.path.join(LAUNCHER), "")
     }
 
+    /// True if its monitor died.
     pub(super) fn is_abandoned(&self) -> bool {
         self.held().is_ok_and(|held| !held)
     }
