@@ -32,6 +32,8 @@ pub use lookup::Lookup;
 pub struct Expansion {
     /// The VMI. [`validate`](crate::validate) has not checked it.
     pub vmi: Vmi,
+    /// The same VMI as a manifest.
+    pub manifest: Value,
     /// The VM's `dataVolumeTemplates`, with the preferred storage class where they name none.
     pub data_volumes: Vec<DataVolume>,
 }
@@ -64,13 +66,38 @@ pub fn expand(vm: &VirtualMachine, objects: &(impl Lookup + ?Sized)) -> Result<E
         matchers.annotate(&mut template);
         apply_both(&mut template, instancetype, preference)?;
     }
+    let template = Value::Object(template);
     let vmi = Vmi {
         document: vm.document.clone(),
-        ..expanded(&vm.metadata, &Value::Object(template))?
+        ..expanded(&vm.metadata, &template)?
     };
     Ok(Expansion {
+        manifest: manifest(&vmi, template),
         vmi,
         data_volumes: data_volumes(vm, preference),
+    })
+}
+
+/// The VMI of an expanded template, which has no name and no namespace.
+fn manifest(vmi: &Vmi, mut template: Value) -> Value {
+    let mut metadata = template["metadata"].take();
+    if !metadata.is_object() {
+        metadata = json!({});
+    }
+    metadata["name"] = json!(vmi.name);
+    metadata["namespace"] = json!(vmi.namespace);
+    let mut spec = template["spec"].take();
+    if let Some(spec) = spec.as_object_mut() {
+        let uuid = vmi.spec.domain.firmware.uuid.as_deref();
+        json::edit(spec, "domain", |domain| {
+            json::edit(domain, "firmware", |firmware| json::set(firmware, "uuid", uuid));
+        });
+    }
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": metadata,
+        "spec": spec,
     })
 }
 

@@ -38,6 +38,8 @@ pub struct Object {
     pub document: Option<String>,
     /// Notes about ignored fields. Those of a VMI are [`notes`](crate::notes).
     pub notes: Vec<Note>,
+    /// The object as the manifest has it, without null values.
+    pub value: Value,
     /// The object itself.
     pub kind: ObjectKind,
 }
@@ -117,6 +119,7 @@ pub fn read_objects(text: &str) -> Result<Vec<Object>, LoadError> {
         Ok(Object {
             document: document.clone(),
             notes,
+            value: Value::Object(header.without_nulls()),
             kind,
         })
     })

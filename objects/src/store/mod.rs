@@ -1,0 +1,340 @@
+//! The store's directory.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use husk_vmi::MANIFEST_LIMIT;
+use jiff::{Timestamp, Unit};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Map, Value, json};
+
+use crate::error::ObjectError;
+use crate::key::{CLUSTER, Key, Kind};
+use crate::stored::{Objects, StoredObject};
+
+const LOCK: &str = ".lock";
+/// Fields of `metadata` that an API server owns.
+const SERVER_FIELDS: [&str; 8] = [
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "resourceVersion",
+    "generation",
+    "managedFields",
+    "selfLink",
+];
+/// Annotation of kubectl with the whole manifest, which may have a Secret.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The objects of a user.
+#[derive(Debug, Clone)]
+pub struct ObjectStore {
+    path: PathBuf,
+}
+
+/// The result of an apply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    pub outcome: Outcome,
+    /// The object as it is now.
+    pub object: StoredObject,
+    /// The manifest as it was before.
+    pub before: Option<Value>,
+}
+
+/// What an apply did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+impl ObjectStore {
+    /// The store in the directory `path`, which need not exist.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> ObjectStore {
+        ObjectStore { path: path.into() }
+    }
+
+    /// All objects.
+    ///
+    /// # Errors
+    /// The directory cannot be read. Damaged files are no error: see [`Objects::damaged`].
+    pub fn read(&self) -> Result<Objects, ObjectError> {
+        let mut all = Objects::default();
+        let namespaces = names(&self.path)?
+            .into_iter()
+            .filter(|name| !name.starts_with('.'));
+        for namespace in namespaces.chain([CLUSTER.to_owned()]) {
+            for kind in Kind::ALL {
+                if kind.is_namespaced() == (namespace == CLUSTER) {
+                    continue;
+                }
+                for file in names(&self.path.join(&namespace).join(kind.directory()))? {
+                    let Some(name) = file.strip_suffix(".yaml").filter(|name| !name.starts_with('.')) else {
+                        continue;
+                    };
+                    match self.get(&Key::new(kind, &namespace, name)) {
+                        Ok(object) => all.objects.push(object),
+                        // It was deleted meanwhile.
+                        Err(ObjectError::NotFound(_)) => {}
+                        Err(error) => all.damaged.push(error),
+                    }
+                }
+            }
+        }
+        all.objects.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(all)
+    }
+
+    /// The object of a key.
+    ///
+    /// # Errors
+    /// There is none, or its file is damaged.
+    pub fn get(&self, key: &Key) -> Result<StoredObject, ObjectError> {
+        let path = self.file(key);
+        let missing = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => ObjectError::NotFound(key.clone()),
+            _ => ObjectError::io(&path)(error),
+        };
+        let damaged = |reason: &str| ObjectError::Damaged {
+            path: path.clone(),
+            reason: reason.to_owned(),
+        };
+        let file = File::open(&path).map_err(missing)?;
+        let mut text = Vec::new();
+        file.take(MANIFEST_LIMIT as u64 + 1)
+            .read_to_end(&mut text)
+            .map_err(ObjectError::io(&path))?;
+        let text = String::from_utf8(text).map_err(|_| damaged("it is not UTF-8"))?;
+        StoredObject::parse(key.clone(), &path, &text)
+    }
+
+    /// Path of the file of an object, whether it exists or not.
+    #[must_use]
+    pub fn file(&self, key: &Key) -> PathBuf {
+        self.path.join(key.file())
+    }
+
+    /// Creates or replaces the object of a checked manifest. Its UID, the time of its creation and its owners stay.
+    ///
+    /// # Errors
+    /// The kind is not stored, the object is immutable or being deleted, or the store cannot be written.
+    pub fn apply(&self, manifest: &Value) -> Result<Applied, ObjectError> {
+        let _lock = self.lock()?;
+        let applied = self.compare(manifest)?;
+        if applied.outcome != Outcome::Unchanged {
+            self.write(&applied.object)?;
+        }
+        Ok(applied)
+    }
+
+    /// What [`apply`](Self::apply) would do.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn compare(&self, manifest: &Value) -> Result<Applied, ObjectError> {
+        let kind = || ObjectError::Kind(manifest["kind"].as_str().unwrap_or_default().to_owned());
+        let key = Key::of(manifest).ok_or_else(kind)?;
+        let before = match self.get(&key) {
+            Ok(object) if object.is_deleting() => return Err(ObjectError::Deleting(key)),
+            Ok(object) => Some(object),
+            // A file that a person broke is replaced.
+            Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let new = complete(manifest, &key, before.as_ref());
+        let outcome = match &before {
+            None => Outcome::Created,
+            Some(before) if *before.value() == new => Outcome::Unchanged,
+            Some(before) if before.value()["immutable"] == true && changes_data(before.value(), &new) => {
+                return Err(ObjectError::Immutable(key));
+            }
+            Some(_) => Outcome::Configured,
+        };
+        let path = self.file(&key);
+        Ok(Applied {
+            outcome,
+            object: StoredObject::parse(key, &path, &text(&path, &new)?)?,
+            before: before.map(|before| before.object.value),
+        })
+    }
+
+    /// Changes an object by `change`.
+    ///
+    /// # Errors
+    /// There is no such object, the change makes it invalid, or the store cannot be written.
+    pub fn edit(&self, key: &Key, change: impl FnOnce(&mut Value)) -> Result<StoredObject, ObjectError> {
+        let _lock = self.lock()?;
+        let mut value = self.get(key)?.object.value;
+        change(&mut value);
+        let path = self.file(key);
+        let object = StoredObject::parse(key.clone(), &path, &text(&path, &value)?)?;
+        self.write(&object)?;
+        Ok(object)
+    }
+
+    /// Begins the deletion of an object: it cannot change any more, and VMs do not use it.
+    ///
+    /// # Errors
+    /// There is no such object, or the store cannot be written.
+    pub fn begin_deletion(&self, key: &Key) -> Result<StoredObject, ObjectError> {
+        self.edit(key, |object| {
+            let metadata = &mut object["metadata"];
+            if metadata.get("deletionTimestamp").is_none() {
+                metadata["deletionTimestamp"] = json!(now());
+            }
+        })
+    }
+
+    /// Removes the file of an object, damaged or not.
+    ///
+    /// # Errors
+    /// There is no such object, or the store cannot be written.
+    pub fn remove(&self, key: &Key) -> Result<(), ObjectError> {
+        let _lock = self.lock()?;
+        let path = self.file(key);
+        fs::remove_file(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ObjectError::NotFound(key.clone()),
+            _ => ObjectError::io(&path)(error),
+        })?;
+        if let Some(directory) = path.parent() {
+            sync_directory(directory)?;
+            // They fail if there are other objects.
+            let _ = fs::remove_dir(directory);
+            let _ = directory.parent().map(fs::remove_dir);
+        }
+        Ok(())
+    }
+
+    fn write(&self, object: &StoredObject) -> Result<(), ObjectError> {
+        let path = self.file(&object.key);
+        let directory = path.parent().unwrap_or(&self.path);
+        make_directory(directory)?;
+        let new = directory.join(format!(".{}.new", object.key.name));
+        let text = text(&path, object.value())?;
+        let _ = fs::remove_file(&new);
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new)
+            .map_err(ObjectError::io(&new))?;
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(ObjectError::io(&path))?;
+        // The directories above may be new too.
+        for directory in directory.ancestors().take(3) {
+            sync_directory(directory)?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<File, ObjectError> {
+        make_directory(&self.path)?;
+        let path = self.path.join(LOCK);
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(ObjectError::io(&path))?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(ObjectError::io(&path))?;
+        Ok(lock)
+    }
+}
+
+/// The manifest to store: what an API server owns is that of the object before, or new.
+fn complete(manifest: &Value, key: &Key, before: Option<&StoredObject>) -> Value {
+    let mut object = manifest.clone();
+    if let Some(object) = object.as_object_mut() {
+        object.remove("status");
+    }
+    let mut metadata = match object["metadata"].take() {
+        Value::Object(metadata) => metadata,
+        _ => Map::new(),
+    };
+    for field in SERVER_FIELDS {
+        metadata.remove(field);
+    }
+    if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+        annotations.remove(LAST_APPLIED);
+    }
+    if key.kind.is_namespaced() {
+        metadata.insert("namespace".to_owned(), json!(key.namespace));
+    }
+    let old = before.map(|before| &before.value()["metadata"]);
+    let kept = |field: &str| {
+        old.and_then(|old| old.get(field))
+            .filter(|old| !old.is_null())
+            .cloned()
+    };
+    let uid = kept("uid").unwrap_or_else(|| json!(uuid::Uuid::new_v4().to_string()));
+    metadata.insert("uid".to_owned(), uid);
+    let created = kept("creationTimestamp").unwrap_or_else(|| json!(now()));
+    metadata.insert("creationTimestamp".to_owned(), created);
+    if let Some(owners) = kept("ownerReferences") {
+        metadata.entry("ownerReferences").or_insert(owners);
+    }
+    object["metadata"] = Value::Object(metadata);
+    object
+}
+
+/// The time as an API server writes it.
+fn now() -> String {
+    let now = Timestamp::now();
+    now.round(Unit::Second).unwrap_or(now).to_string()
+}
+
+/// True if the data of a Secret or ConfigMap differs.
+fn changes_data(before: &Value, new: &Value) -> bool {
+    ["data", "stringData", "binaryData", "immutable"]
+        .iter()
+        .any(|field| before.get(field) != new.get(field))
+}
+
+fn text(path: &Path, value: &Value) -> Result<String, ObjectError> {
+    serde_saphyr::to_string(value).map_err(|error| ObjectError::Damaged {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+/// Makes a directory, and those above it, for the owner only.
+fn make_directory(path: &Path) -> Result<(), ObjectError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(ObjectError::io(path))
+}
+
+fn sync_directory(path: &Path) -> Result<(), ObjectError> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(ObjectError::io(path))
+}
+
+/// Names of the entries of a directory, sorted; none if it does not exist.
+fn names(directory: &Path) -> Result<Vec<String>, ObjectError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Ok(Vec::new()),
+        other => other.map_err(ObjectError::io(directory))?,
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests;

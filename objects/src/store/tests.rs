@@ -1,0 +1,173 @@
+use super::*;
+use proptest::prelude::*;
+use std::os::unix::fs::PermissionsExt;
+
+fn store() -> (tempfile::TempDir, ObjectStore) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = ObjectStore::at(folder.path().join("objects"));
+    (folder, store)
+}
+
+fn secret(value: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "key"},
+        "stringData": {"password": value},
+    })
+}
+
+fn vm(strategy: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": "demo", "namespace": "test"},
+        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
+        "status": {"printableStatus": "Running"},
+    })
+}
+
+#[test]
+fn an_object_is_created_configured_and_unchanged() {
+    let (_folder, store) = store();
+    let created = store.apply(&secret("one")).expect("applied");
+    assert_eq!((created.outcome, created.before), (Outcome::Created, None));
+    assert!(created.object.created().is_some());
+    let again = store.apply(&secret("one")).expect("applied");
+    assert_eq!(again.outcome, Outcome::Unchanged);
+    let changed = store.apply(&secret("two")).expect("applied");
+    assert_eq!(changed.outcome, Outcome::Configured);
+    assert_eq!(changed.object.uid(), created.object.uid());
+    assert_eq!(changed.object.created(), created.object.created());
+    assert_eq!(store.get(&created.object.key).expect("stored"), changed.object);
+}
+
+#[test]
+fn what_is_exported_from_a_cluster_is_taken_without_its_state() {
+    let (_folder, store) = store();
+    let mut object = vm("Halted");
+    object["metadata"]["uid"] = json!("of-the-cluster");
+    object["metadata"]["resourceVersion"] = json!("7");
+    object["metadata"]["annotations"] = json!({LAST_APPLIED: "{}", "mine": "kept"});
+    let stored = store.apply(&object).expect("applied").object;
+    assert_ne!(stored.uid(), "of-the-cluster");
+    assert_eq!(stored.value()["metadata"].get("resourceVersion"), None);
+    assert_eq!(stored.value()["metadata"]["annotations"], json!({"mine": "kept"}));
+    assert_eq!(stored.value().get("status"), None);
+}
+
+#[test]
+fn only_the_owner_reads_the_files() {
+    let (folder, store) = store();
+    let stored = store.apply(&secret("one")).expect("applied").object;
+    let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    let file = store.file(&stored.key);
+    assert_eq!(mode(&file), 0o600);
+    let above = file.ancestors().skip(1);
+    for directory in above.take_while(|path| *path != folder.path()) {
+        assert_eq!(mode(directory), 0o700, "{}", directory.display());
+    }
+}
+
+#[test]
+fn a_person_may_edit_the_files() {
+    let (_folder, store) = store();
+    let stored = store.apply(&vm("Halted")).expect("applied").object;
+    let file = store.file(&stored.key);
+    let text = fs::read_to_string(&file).expect("read");
+    assert!(text.contains("runStrategy: Halted"), "{text}");
+    fs::write(&file, text.replace("Halted", "Always")).expect("written");
+    let edited = store.get(&stored.key).expect("stored");
+    assert_eq!(edited.value()["spec"]["runStrategy"], "Always");
+
+    fs::write(&file, text.replace("Halted", "Sometimes")).expect("written");
+    let error = store.get(&stored.key).expect_err("invalid").to_string();
+    assert!(
+        error.contains("demo.yaml: ") && error.contains("spec.runStrategy"),
+        "{error}"
+    );
+    let all = store.read().expect("read");
+    assert_eq!((all.objects.len(), all.damaged.len()), (0, 1));
+    fs::write(&file, text.replace("name: demo", "name: other")).expect("written");
+    let error = store.get(&stored.key).expect_err("another object").to_string();
+    assert!(error.contains("virtualmachine.kubevirt.io/test/other"), "{error}");
+    // The next apply mends it.
+    store.apply(&vm("Always")).expect("applied");
+    assert_eq!(store.read().expect("read").objects.len(), 1);
+}
+
+#[test]
+fn an_edit_that_breaks_an_object_is_refused() {
+    let (_folder, store) = store();
+    let key = store.apply(&vm("Halted")).expect("applied").object.key;
+    store
+        .edit(&key, |vm| vm["spec"]["runStrategy"] = json!("Sometimes"))
+        .expect_err("invalid");
+    store
+        .edit(&key, |vm| vm["spec"]["runStrategy"] = json!("Always"))
+        .expect("edited");
+    let vm = store.get(&key).expect("stored");
+    assert_eq!(vm.value()["spec"]["runStrategy"], "Always");
+}
+
+#[test]
+fn a_deletion_is_begun_and_ended() {
+    let (_folder, store) = store();
+    let key = store.apply(&vm("Always")).expect("applied").object.key;
+    assert!(store.begin_deletion(&key).expect("begun").is_deleting());
+    assert!(matches!(
+        store.apply(&vm("Always")),
+        Err(ObjectError::Deleting(_))
+    ));
+    store.remove(&key).expect("removed");
+    assert!(matches!(store.remove(&key), Err(ObjectError::NotFound(_))));
+    assert!(store.read().expect("read").objects.is_empty());
+    store.apply(&vm("Always")).expect("created again");
+}
+
+#[test]
+fn immutable_data_stays() {
+    let (_folder, store) = store();
+    let mut object = secret("one");
+    object["immutable"] = json!(true);
+    store.apply(&object).expect("applied");
+    object["metadata"]["labels"] = json!({"a": "b"});
+    assert_eq!(
+        store.apply(&object).expect("a label").outcome,
+        Outcome::Configured
+    );
+    object["stringData"]["password"] = json!("two");
+    assert!(matches!(store.apply(&object), Err(ObjectError::Immutable(_))));
+}
+
+#[test]
+fn a_kind_without_use_is_refused() {
+    let (_folder, store) = store();
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}});
+    assert!(matches!(store.apply(&object), Err(ObjectError::Kind(kind)) if kind == "Pod"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a person or a broken disk writes into a file costs that object alone.
+    #[test]
+    fn any_file_is_read_or_damaged(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let (_folder, store) = store();
+        let good = store.apply(&secret("one")).expect("applied").object.key;
+        let key = store.apply(&vm("Always")).expect("applied").object.key;
+        fs::write(store.file(&key), &bytes).expect("written");
+        let all = store.read().expect("read");
+        prop_assert!(all.get(&good).is_some());
+        prop_assert_eq!(all.objects.len() + all.damaged.len(), 2);
+    }
+
+    /// Any text survives the way through YAML.
+    #[test]
+    fn texts_are_kept(text in any::<String>()) {
+        let (_folder, store) = store();
+        let stored = store.apply(&secret(&text)).expect("applied").object;
+        let read = store.get(&stored.key).expect("stored");
+        prop_assert_eq!(&read.value()["stringData"]["password"], &json!(text));
+    }
+}
