@@ -1,5 +1,8 @@
 //! A claim, and its file.
 
+use std::collections::BTreeMap;
+
+use husk_vmi::Metadata;
 use husk_vmi::objects::{AccessMode, ClaimSpec, ObjectKind, PersistentVolumeClaim, VolumeMode, read_objects};
 use serde_json::{Value, json};
 
@@ -14,6 +17,8 @@ pub struct NewClaim {
     pub size: u64,
     pub access_modes: Vec<AccessMode>,
     pub volume_mode: VolumeMode,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// A claim of the store, with the state of its file.
@@ -45,40 +50,57 @@ pub(crate) fn name(namespace: &str, name: &str) -> String {
 }
 
 impl NewClaim {
-    /// The claim as a manifest.
-    pub(crate) fn manifest(&self) -> Result<String, String> {
-        manifest(
-            &self.namespace,
-            &self.name,
-            &ClaimSpec {
-                access_modes: self.access_modes.clone(),
-                volume_mode: self.volume_mode,
-                storage_class_name: None,
-                size: Some(self.size),
-                data_source: None,
-            },
-        )
+    /// An empty volume that can be written on one machine.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str, size: u64) -> NewClaim {
+        NewClaim {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            size,
+            access_modes: vec![AccessMode::ReadWriteOnce],
+            volume_mode: VolumeMode::Filesystem,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+        }
     }
-}
 
-/// A PersistentVolumeClaim as YAML.
-fn manifest(namespace: &str, name: &str, spec: &ClaimSpec) -> Result<String, String> {
-    let modes: Vec<_> = spec.access_modes.iter().copied().map(mode_name).collect();
-    let volume_mode = match spec.volume_mode {
-        VolumeMode::Filesystem => "Filesystem",
-        VolumeMode::Block => "Block",
-    };
-    let object: Value = json!({
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "accessModes": modes,
-            "volumeMode": volume_mode,
-            "resources": {"requests": {"storage": spec.size.unwrap_or_default().to_string()}},
-        },
-    });
-    serde_saphyr::to_string(&object).map_err(|error| error.to_string())
+    /// What a manifest asks for; `size` counts if the manifest leaves it open.
+    #[must_use]
+    pub fn of(metadata: &Metadata, spec: &ClaimSpec, size: u64) -> NewClaim {
+        NewClaim {
+            access_modes: spec.access_modes.clone(),
+            volume_mode: spec.volume_mode,
+            labels: metadata.labels.clone(),
+            annotations: metadata.annotations.clone(),
+            ..NewClaim::new(&metadata.namespace, &metadata.name, spec.size.unwrap_or(size))
+        }
+    }
+
+    /// The claim as a manifest in YAML.
+    pub(crate) fn manifest(&self) -> Result<String, String> {
+        let modes: Vec<_> = self.access_modes.iter().copied().map(mode_name).collect();
+        let volume_mode = match self.volume_mode {
+            VolumeMode::Filesystem => "Filesystem",
+            VolumeMode::Block => "Block",
+        };
+        let mut metadata = json!({"name": self.name, "namespace": self.namespace});
+        for (field, map) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            if !map.is_empty() {
+                metadata[field] = json!(map);
+            }
+        }
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata,
+            "spec": {
+                "accessModes": modes,
+                "volumeMode": volume_mode,
+                "resources": {"requests": {"storage": self.size.to_string()}},
+            },
+        });
+        serde_saphyr::to_string(&object).map_err(|error| error.to_string())
+    }
 }
 
 /// Reads the file of the claim `name`.

@@ -12,10 +12,10 @@ use crate::claim::{self, Claim, NewClaim};
 use crate::copy;
 use crate::error::ClaimError;
 
-/// Directory of changes; no namespace has such a name.
+/// Directory of changes; no namespace has a name with a dot.
 const CHANGES: &str = ".changes";
-const MANIFEST: &str = "claim.yaml";
-const IMAGE: &str = "disk.img";
+pub(crate) const MANIFEST: &str = "claim.yaml";
+pub(crate) const IMAGE: &str = "disk.img";
 /// Longest file of a claim, in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 /// Granularity of sizes, in bytes.
@@ -26,7 +26,7 @@ const RESERVE: u64 = 64 << 20;
 /// The volumes of a user.
 #[derive(Debug, Clone)]
 pub struct ClaimStore {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 /// A directory in `.changes`, locked as long as this exists.
@@ -98,6 +98,12 @@ impl ClaimStore {
         })
     }
 
+    /// True if there is a claim of this name.
+    #[must_use]
+    pub fn has(&self, namespace: &str, name: &str) -> bool {
+        self.claim(namespace, name).exists()
+    }
+
     /// Makes an empty volume.
     ///
     /// # Errors
@@ -109,11 +115,11 @@ impl ClaimStore {
     /// Makes a copy of a volume, which no VM may write meanwhile. Calls `progress` with bytes copied and total.
     ///
     /// # Errors
-    /// As [`create`](Self::create); or the source does not exist, a VM uses it, or the copy does not fit.
+    /// As [`create`](Self::create); or the source does not exist or is larger, a VM uses it, or the copy does not fit.
     pub fn copy(
         &self,
         source: (&str, &str),
-        name: (&str, &str),
+        new: &NewClaim,
         progress: &dyn Fn(u64, u64),
     ) -> Result<(), ClaimError> {
         let from = self.get(source.0, source.1)?;
@@ -121,14 +127,15 @@ impl ClaimStore {
         let file = File::open(&path).map_err(ClaimError::io(&path))?;
         husk_volumes::lock_image(&file, &path, false)
             .map_err(|_| ClaimError::InUse(claim::name(source.0, source.1)))?;
-        let new = NewClaim {
-            namespace: name.0.to_owned(),
-            name: name.1.to_owned(),
-            size: from.size,
-            access_modes: from.object.spec.access_modes,
-            volume_mode: from.object.spec.volume_mode,
-        };
-        self.add(&new, |image| {
+        let size = in_mib(new.size);
+        if size < from.size {
+            return Err(ClaimError::Shrinks {
+                name: claim::name(source.0, source.1),
+                size: from.size,
+                wanted: size,
+            });
+        }
+        self.add(new, |image| {
             let space = fstatvfs(image).map_err(ClaimError::io(&self.path))?;
             let free = space
                 .f_bavail
@@ -142,7 +149,8 @@ impl ClaimStore {
                 });
             }
             image.set_len(0).map_err(ClaimError::io(&self.path))?;
-            copy::copy(&file, image, &|done| progress(done, from.size)).map_err(ClaimError::io(&path))
+            copy::copy(&file, image, &|done| progress(done, from.size)).map_err(ClaimError::io(&path))?;
+            image.set_len(size).map_err(ClaimError::io(&path))
         })
     }
 
@@ -152,14 +160,12 @@ impl ClaimStore {
         claim: &NewClaim,
         fill: impl FnOnce(&File) -> Result<(), ClaimError>,
     ) -> Result<(), ClaimError> {
-        let size = claim.size.div_ceil(MIB).saturating_mul(MIB);
+        let size = in_mib(claim.size);
         if claim.size < MIB {
             return Err(ClaimError::TooSmall);
         }
-        let taken = || ClaimError::Exists(claim::name(&claim.namespace, &claim.name));
-        let target = self.claim(&claim.namespace, &claim.name);
-        if target.exists() {
-            return Err(taken());
+        if self.has(&claim.namespace, &claim.name) {
+            return Err(ClaimError::Exists(claim::name(&claim.namespace, &claim.name)));
         }
         let change = self.begin()?;
         let image = change.path.join(IMAGE);
@@ -167,17 +173,25 @@ impl ClaimStore {
         file.set_len(size).map_err(ClaimError::io(&image))?;
         fill(&file)?;
         file.sync_all().map_err(ClaimError::io(&image))?;
+        self.place(&change.path, claim, size)
+    }
+
+    /// Gives a directory with a complete image its claim's file and its place.
+    pub(crate) fn place(&self, directory: &Path, claim: &NewClaim, size: u64) -> Result<(), ClaimError> {
         let manifest = NewClaim {
             size,
             ..claim.clone()
         }
         .manifest();
-        self.write(&change.path.join(MANIFEST), manifest)?;
+        self.write(&directory.join(MANIFEST), manifest)?;
         let namespace = self.path.join(&claim.namespace);
+        let target = self.claim(&claim.namespace, &claim.name);
         make_directory(&namespace)?;
-        sync_directory(&change.path)?;
-        match renameat_with(CWD, &change.path, CWD, &target, RenameFlags::NOREPLACE) {
-            Err(Errno::EXIST) => return Err(taken()),
+        sync_directory(directory)?;
+        match renameat_with(CWD, directory, CWD, &target, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {
+                return Err(ClaimError::Exists(claim::name(&claim.namespace, &claim.name)));
+            }
             other => other.map_err(ClaimError::io(&target))?,
         }
         sync_directory(&namespace)?;
@@ -189,7 +203,7 @@ impl ClaimStore {
     /// # Errors
     /// The volume is larger, does not exist, or the store cannot be written.
     pub fn resize(&self, namespace: &str, name: &str, size: u64) -> Result<u64, ClaimError> {
-        let size = size.div_ceil(MIB).saturating_mul(MIB);
+        let size = in_mib(size);
         let directory = self.claim(namespace, name);
         self.get(namespace, name)?;
         let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
@@ -301,6 +315,11 @@ impl Drop for Change {
     }
 }
 
+/// A size rounded up to whole MiB.
+fn in_mib(size: u64) -> u64 {
+    size.div_ceil(MIB).saturating_mul(MIB)
+}
+
 fn new_file(path: &Path) -> Result<File, ClaimError> {
     OpenOptions::new()
         .read(true)
@@ -312,7 +331,7 @@ fn new_file(path: &Path) -> Result<File, ClaimError> {
 }
 
 /// Makes a directory, and those above it, for the owner only.
-fn make_directory(path: &Path) -> Result<(), ClaimError> {
+pub(crate) fn make_directory(path: &Path) -> Result<(), ClaimError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -320,7 +339,7 @@ fn make_directory(path: &Path) -> Result<(), ClaimError> {
         .map_err(ClaimError::io(path))
 }
 
-fn sync_directory(path: &Path) -> Result<(), ClaimError> {
+pub(crate) fn sync_directory(path: &Path) -> Result<(), ClaimError> {
     File::open(path)
         .and_then(|directory| directory.sync_all())
         .map_err(ClaimError::io(path))

@@ -1,18 +1,11 @@
 use std::os::unix::fs::FileExt;
 
-use husk_vmi::objects::{AccessMode, VolumeMode};
 use proptest::prelude::*;
 
 use super::*;
 
 fn new(name: &str, size: u64) -> NewClaim {
-    NewClaim {
-        namespace: "default".into(),
-        name: name.into(),
-        size,
-        access_modes: vec![AccessMode::ReadWriteOnce],
-        volume_mode: VolumeMode::Filesystem,
-    }
+    NewClaim::new("default", name, size)
 }
 
 fn store() -> (tempfile::TempDir, ClaimStore) {
@@ -69,7 +62,11 @@ fn volumes_are_made_grown_copied_and_removed() {
         Err(ClaimError::Shrinks { .. })
     ));
     store
-        .copy(("default", "data"), ("test", "copy"), &|_, _| {})
+        .copy(
+            ("default", "data"),
+            &NewClaim::new("test", "copy", 7 * MIB),
+            &|_, _| {},
+        )
         .unwrap();
     let copy = store.get("test", "copy").unwrap();
     assert_eq!(copy.size, 7 * MIB);
@@ -143,7 +140,7 @@ fn volume_of_a_vm_is_neither_removed_nor_copied() {
         store.remove("default", "data"),
         Err(ClaimError::InUse(_))
     ));
-    let copied = store.copy(("default", "data"), ("default", "copy"), &|_, _| {});
+    let copied = store.copy(("default", "data"), &new("copy", MIB), &|_, _| {});
     assert!(matches!(copied, Err(ClaimError::InUse(_))));
     assert_eq!(store.resize("default", "data", 2 * MIB).unwrap(), 2 * MIB);
     drop(image);

@@ -29,14 +29,12 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, store: &ClaimStore) -> Result<(), Failure> {
     store.create(&NewClaim {
-        namespace: args.volume.namespace.clone(),
-        name: args.volume.name.clone(),
-        size: args.size,
         access_modes: args.access_modes.clone(),
         volume_mode: match args.block {
             true => VolumeMode::Block,
             false => VolumeMode::Filesystem,
         },
+        ..NewClaim::new(&args.volume.namespace, &args.volume.name, args.size)
     })?;
     Ok(())
 }

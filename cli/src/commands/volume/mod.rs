@@ -4,7 +4,7 @@ mod create;
 mod list;
 
 use clap::Subcommand;
-use husk_claims::ClaimStore;
+use husk_claims::{ClaimStore, NewClaim};
 use husk_images::data_directory;
 use husk_vmi::Quantity;
 
@@ -75,12 +75,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         }
         VolumeCommand::Clone { source, new } => {
-            let names = (
-                (source.namespace.as_str(), source.name.as_str()),
-                (new.namespace.as_str(), new.name.as_str()),
-            );
+            let from = store.get(&source.namespace, &source.name)?;
+            let new = NewClaim {
+                access_modes: from.object.spec.access_modes,
+                volume_mode: from.object.spec.volume_mode,
+                ..NewClaim::new(&new.namespace, &new.name, from.size)
+            };
             let bar = indicatif::ProgressBar::new(0);
-            let done = store.copy(names.0, names.1, &|done, size| {
+            let done = store.copy((&source.namespace, &source.name), &new, &|done, size| {
                 bar.set_length(size);
                 bar.set_position(done);
             });
