@@ -5,7 +5,6 @@
 
 pub mod acpi;
 pub mod boot;
-pub mod confine;
 pub mod control;
 pub mod cpuid;
 pub mod interrupts;

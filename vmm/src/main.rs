@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 
-use husk_vmm::confine::{Credentials, confine};
+use husk_confine::{Credentials, confine};
 use husk_vmm::control::VmExit;
 
 const USAGE: &str = "\

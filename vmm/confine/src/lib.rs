@@ -1,4 +1,5 @@
-//! Drops the privileges that the VMM does not need, before it reads any input.
+//! Drops the privileges that a process does not need, before it reads any input: the VMM, and the one that converts
+//! images.
 //!
 //! As root: mount, network, IPC and UTS namespaces, an empty read-only root directory, another user id, no
 //! capabilities. As an ordinary user: the same inside a user namespace, if the host allows one.
@@ -19,7 +20,7 @@ use rustix::thread::{
     UnshareFlags, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe,
 };
 
-/// User and group that the VMM switches to when it is started as root.
+/// User and group that the process switches to when it is started as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// User id, not 0.
@@ -30,7 +31,7 @@ pub struct Credentials {
 
 /// A privilege could not be dropped.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot confine the VMM ({step}): {source}")]
+#[error("cannot confine the process ({step}): {source}")]
 pub struct ConfineError {
     step: &'static str,
     source: io::Error,
@@ -64,13 +65,13 @@ pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
         set_thread_res_gid(gid, gid, gid).map_err(step("gid"))?;
         set_thread_res_uid(uid, uid, uid).map_err(step("uid"))?;
     } else if let Err(error) = as_user(namespaces) {
-        tracing::warn!(%error, "no user namespace: the VMM shares the host's namespaces");
+        tracing::warn!(%error, "no user namespace: the process shares the host's namespaces");
     }
     drop_capabilities()?;
     set_no_new_privs(true).map_err(step("no_new_privs"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("dumpable"))?;
-    // The kernel clears the signal that the monitor set when the process changes its user id, so set it again last. If
-    // the monitor died before this line, the control socket is already at its end, which stops the VMM.
+    // The kernel clears the signal that the parent set when the process changes its user id, so set it again last. If
+    // the parent died before this line, its end of the process's socket or pipe is closed, which stops the process.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("parent death signal"))
 }
 

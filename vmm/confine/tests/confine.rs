@@ -1,10 +1,10 @@
-//! The VMM drops its privileges, with any root directory.
+//! A process drops its privileges, with any root directory.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use husk_vmm::confine::{Credentials, confine};
+use husk_confine::{Credentials, confine};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
