@@ -34,7 +34,7 @@ pub use block_sizes::BlockSizes;
 pub use error::{VolumeError, VolumeFault};
 pub use image::{is_locked, lock_image};
 pub use image_format::ImageFormat;
-pub use oci::{ImageFile, unpack_image};
+pub use oci::{ImageFile, decompress, unpack_image};
 pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;
 pub use path_policy::{PathPolicy, PodMounts};

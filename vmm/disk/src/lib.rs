@@ -32,7 +32,7 @@ pub use engine::{DiskId, Engine, StoppedDisk};
 pub use extent::Extent;
 pub use geometry::Geometry;
 pub use options::{BlockSize, CacheMode, DiskOptions, EngineKind, ErrorPolicy, ImageFormat};
-pub use reader::DiskReader;
+pub use reader::{DiskReader, Qcow2Reader};
 pub use request::{IoBuffer, IoCompletion, IoRequest};
 
 /// Bytes of a sector: the unit of virtio-blk and the smallest logical block.

@@ -1,12 +1,15 @@
 //! Synchronous reads beside the engines, such as by the boot loader.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use crate::Disk;
 use crate::aligned_buf::AlignedBuf;
 use crate::disk::ImageBackend;
 use crate::geometry::Align;
+use crate::qcow2::ImageContent;
+use crate::{Disk, DiskOptions, Extent};
 
 /// Bytes read at a time if memory must be aligned.
 const PIECE: u64 = 64 << 10;
@@ -63,5 +66,48 @@ impl DiskReader {
             start = stop;
         }
         Ok(())
+    }
+}
+
+/// Reads a qcow2 image on the calling thread: it starts no threads, as [`Disk`] does.
+#[derive(Debug)]
+pub struct Qcow2Reader(ImageContent);
+
+impl Qcow2Reader {
+    /// Opens an image without a base, which must be open for reading only.
+    ///
+    /// # Errors
+    /// As [`Disk::open_qcow2`].
+    pub fn open(image: OwnedFd) -> io::Result<Self> {
+        let options = DiskOptions {
+            read_only: true,
+            ..DiskOptions::default()
+        };
+        ImageContent::open(File::from(image), None, options).map(Self)
+    }
+
+    /// Size of the disk in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.0.geometry().size
+    }
+
+    /// The extent that begins at byte `offset`, which is on the disk.
+    ///
+    /// # Errors
+    /// The image is damaged, or the kernel's error.
+    pub fn extent(&self, offset: u64) -> io::Result<Extent> {
+        self.0.extent(offset)
+    }
+
+    /// Fills `buf` from byte `offset` of the disk.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the range is not on the disk. Else the image is damaged, or the kernel's error.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        match offset.checked_add(buf.len() as u64) {
+            Some(end) if end <= self.size() => self.0.read(offset, buf),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Seccomp filters for the threads of the VMM, one for each [`ThreadRole`].
+//! Seccomp filters for the threads of the VMM, and for the process that converts images: one for each [`ThreadRole`].
 //!
 //! The lists are in `tables.rs`. The build script compiles them with seccompiler into constants, so that a thread only
 //! has to load its filter, and the filters use no memory except that of the program file. A call that is not listed

@@ -1,4 +1,4 @@
-//! The roles of the threads of the VMM.
+//! The roles of the threads of the VMM, and of the process that converts images.
 
 /// Role of a thread, which determines its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,13 @@ pub enum ThreadRole {
     Blocking,
     /// Finds, reads and unpacks the kernel. Its helper threads inherit the filter.
     Boot,
+    /// Converts an image: the only thread of a process of `husk-import`.
+    Convert,
 }
 
 impl ThreadRole {
     /// All roles.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Control,
         Self::Vcpu,
         Self::Blk,
@@ -47,6 +49,7 @@ impl ThreadRole {
         Self::Qcow2,
         Self::Blocking,
         Self::Boot,
+        Self::Convert,
     ];
 
     /// Roles of the threads it starts after installing its filter. They inherit it, so it includes their calls.
@@ -75,7 +78,8 @@ impl ThreadRole {
             | Self::Lun
             | Self::DiskIo
             | Self::Qcow2
-            | Self::Boot => &[],
+            | Self::Boot
+            | Self::Convert => &[],
         }
     }
 }

@@ -367,7 +367,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
         ThreadRole::Rng | ThreadRole::Balloon => &[RUNTIME, EVENTS, SCHED_POLICY],
         ThreadRole::Lun => &[RUNTIME, SCSI_GENERIC],
         ThreadRole::DiskIo => &[RUNTIME, DISK_CALLS],
-        ThreadRole::Qcow2 => &[RUNTIME, READ_FILES, WRITE_FILES],
+        ThreadRole::Qcow2 | ThreadRole::Convert => &[RUNTIME, READ_FILES, WRITE_FILES],
         ThreadRole::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
         ThreadRole::Boot => &[RUNTIME, STARTING, READ_FILES],
     }

@@ -11,7 +11,11 @@ use super::tarball::Skip;
 /// Read buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 
-pub(super) fn decompress<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+/// Reads what is compressed with gzip or zstd, or neither: the first bytes say it.
+///
+/// # Errors
+/// The first bytes cannot be read. Later reads fail if the data is damaged or ends too early.
+pub fn decompress<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut layer = BufReader::with_capacity(BUFFER, layer);
     let head = layer.fill_buf()?;
     Ok(match head {
@@ -73,7 +77,13 @@ impl<R: Read> Read for Zstd<R> {
                     .map_err(|error| io::Error::other(error.to_string()))?;
             }
             match self.decoder.read(buffer)? {
-                0 if self.decoder.is_finished() => self.in_frame = false,
+                0 if self.decoder.is_finished() => {
+                    let said = self.decoder.get_checksum_from_data();
+                    if said.is_some() && said != self.decoder.get_calculated_checksum() {
+                        return Err(io::Error::other("a zstd frame does not match its checksum"));
+                    }
+                    self.in_frame = false;
+                }
                 read => return Ok(read),
             }
         }

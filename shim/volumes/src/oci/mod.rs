@@ -24,6 +24,7 @@ use super::path_handle::PathHandle;
 use super::scratch::ScratchDir;
 
 use blob_store::BlobStore;
+pub use decompress::decompress;
 use layer_search::{Candidate, CandidateContent, Extracted, LayerSearch, Place};
 use manifest::Layer;
 pub use unpack::unpack_image;

@@ -19,7 +19,7 @@ const MAX_CALL_BYTES: usize = 16 << 20;
 
 /// The image, its base, and the lock around them.
 #[derive(Debug)]
-pub(super) struct ImageContent {
+pub(crate) struct ImageContent {
     /// `None` only while it is dropped.
     ///
     /// Reads, writes and flushes share the lock; imago synchronises them: a write that allocates holds its L2 table's

@@ -22,7 +22,7 @@ mod open;
 #[cfg(test)]
 mod tests;
 
-use content::ImageContent;
+pub(crate) use content::ImageContent;
 pub(crate) use open::{CLUSTER, create};
 
 /// Maximum calls that run at once.
