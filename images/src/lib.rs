@@ -17,10 +17,14 @@ mod name;
 mod protocol;
 mod staging;
 mod store;
+mod volume_request;
 
 pub use error::StoreError;
 pub use husk_volumes::ImageFile;
 pub use name::{ImageName, InvalidName, PullPolicy};
-pub use protocol::{Event, PullRequest};
+pub use protocol::{Event, PullRequest, Request};
 pub use staging::{Blob, Staging};
 pub use store::{ImageStore, Pruned, StoredImage, data_directory};
+pub use volume_request::{
+    Checksum, ChecksumAlgorithm, HttpSource, Login, RegistrySource, VolumeRequest, VolumeSource,
+};

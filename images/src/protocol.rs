@@ -1,5 +1,5 @@
 //! What `husk` and `husk-import` say to each other: one request as JSON on stdin, then one event as JSON in each line of
-//! stdout. The last event is [`Event::Done`] or [`Event::Failed`].
+//! stdout. The last event is [`Event::Done`] or [`Event::Filled`], as the request was, or [`Event::Failed`].
 
 use std::path::PathBuf;
 
@@ -7,6 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::PullPolicy;
 use crate::store::StoredImage;
+use crate::volume_request::VolumeRequest;
+
+/// What `husk-import` is asked for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "request")]
+pub enum Request {
+    Pull(PullRequest),
+    Volume(VolumeRequest),
+}
 
 /// Pull an image into the store.
 #[derive(Clone, Serialize, Deserialize)]
@@ -22,7 +31,7 @@ pub struct PullRequest {
     pub pull_secret: Option<String>,
 }
 
-/// What happens during a pull. Sizes are in bytes.
+/// What happens during a request. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
@@ -30,11 +39,18 @@ pub enum Event {
     Layer { digest: String, done: u64, size: u64 },
     /// The layers are being unpacked.
     Unpacking { done: u64, size: u64 },
+    /// The file of a volume is being fetched. The size is known if the server says it.
+    Download { done: u64, size: Option<u64> },
+    /// The image of a volume is being converted. A qcow2 image that is compressed as a whole is unpacked before, and
+    /// this begins again then.
+    Converting { done: u64, size: u64 },
     /// An attempt failed, and another one follows.
     Retrying { reason: String },
     /// The store has the image.
     Done { image: StoredImage },
-    /// The image was not pulled.
+    /// The volume has its data; its size.
+    Filled { size: u64 },
+    /// The image was not pulled, or the volume not filled.
     Failed { reason: String },
 }
 

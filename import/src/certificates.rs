@@ -28,15 +28,25 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Reads the configuration for `registry`, which is a host with an optional port.
+    /// Reads the configuration for `registry`, which is a host with an optional port. `further` are certificates in PEM
+    /// beside those of the configuration.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn find(registry: &str) -> Result<Transport, PullError> {
+    pub fn find(registry: &str, further: &[String]) -> Result<Transport, PullError> {
         let home = std::env::var_os("HOME").map(PathBuf::from);
         let own = home.map(|home| home.join(".config/containers/certs.d"));
         let directories = own.into_iter().chain(SYSTEM.map(PathBuf::from));
-        Transport::within(registry, directories, Path::new(REGISTRIES))
+        let mut transport = Transport::within(registry, directories, Path::new(REGISTRIES))?;
+        if !further.is_empty() {
+            transport.protocol = ClientProtocol::Https;
+        }
+        let certificates = further.iter().map(|pem| Certificate {
+            encoding: CertificateEncoding::Pem,
+            data: pem.clone().into_bytes(),
+        });
+        transport.certificates.extend(certificates);
+        Ok(transport)
     }
 
     fn within(

@@ -127,7 +127,7 @@ pub fn innermost(error: &dyn std::error::Error) -> String {
 }
 
 /// A text of a registry in one line of bounded length.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let plain: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })

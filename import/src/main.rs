@@ -1,20 +1,24 @@
-//! `husk-import`: brings data from elsewhere onto this machine, container images for now. `husk` starts it, writes a
-//! request to its stdin and reads events from its stdout.
+//! `husk-import`: brings data from elsewhere onto this machine: container images into the store, and images of disks
+//! into volumes. `husk` starts it, writes a request to its stdin and reads events from its stdout.
 //!
-//! A process of its own reads what registries send, because its memory can be limited as a whole: a reply without an
-//! end costs this process, not the caller.
+//! A process of its own reads what registries and web servers send, because its memory can be limited as a whole: a
+//! reply without an end costs this process, not the caller. It starts a further one, confined, to convert an image.
 
 mod certificates;
+mod convert;
 mod credentials;
 mod error;
+mod http;
 mod layer;
 mod pull;
 mod registry;
+mod volume;
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use husk_images::{Event, PullRequest};
+use husk_images::{Event, Request};
+use registry::Access;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Limit for the address space, in bytes.
@@ -23,7 +27,11 @@ const MEMORY: u64 = 1 << 30;
 const MAX_REQUEST: u64 = 4 << 20;
 
 fn main() -> ExitCode {
-    if std::env::args_os().len() > 1 {
+    let mut arguments = std::env::args().skip(1);
+    if let Some(first) = arguments.next() {
+        if first == convert::ARGUMENT {
+            return convert::serve(arguments);
+        }
         let _ = writeln!(
             std::io::stderr(),
             "husk-import is started by husk: use `husk images pull` or `husk run`"
@@ -53,7 +61,7 @@ fn run() -> Result<Event, String> {
         .take(MAX_REQUEST)
         .read_to_end(&mut request)
         .map_err(|error| format!("reading the request: {error}"))?;
-    let request: PullRequest =
+    let request: Request =
         serde_json::from_slice(&request).map_err(|error| format!("reading the request: {error}"))?;
     // Fails only if it was called before.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -61,10 +69,23 @@ fn run() -> Result<Event, String> {
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    let image = runtime.block_on(pull::pull(&request, &say));
-    image
-        .map(|image| Event::Done { image })
-        .map_err(|error| error.to_string())
+    match request {
+        Request::Pull(request) => {
+            let access = Access {
+                pull_secret: request.pull_secret.as_deref(),
+                ..Access::default()
+            };
+            let image = runtime.block_on(pull::pull(&request, access, &say));
+            image
+                .map(|image| Event::Done { image })
+                .map_err(|error| error.to_string())
+        }
+        Request::Volume(request) => {
+            let size = runtime.block_on(volume::fill(&request, &say));
+            size.map(|size| Event::Filled { size })
+                .map_err(|error| error.to_string())
+        }
+    }
 }
 
 /// Writes an event. A reader that has gone away does not want the image any more.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::error::PullError;
 use crate::layer;
-use crate::registry::{Document, Registry};
+use crate::registry::{Access, Document, Registry};
 
 /// Limit for a manifest or index, in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
@@ -19,7 +19,11 @@ const MAX_LAYERS: usize = 512;
 ///
 /// # Errors
 /// See [`PullError`]. Layers that were fetched completely or in part stay in staging only if the connection broke.
-pub async fn pull(request: &PullRequest, say: &dyn Fn(&Event)) -> Result<StoredImage, PullError> {
+pub async fn pull(
+    request: &PullRequest,
+    access: Access<'_>,
+    say: &dyn Fn(&Event),
+) -> Result<StoredImage, PullError> {
     let name: ImageName = request.name.parse()?;
     let store = ImageStore::at(&request.store);
     let mut wanted: Vec<ImageFile> = request
@@ -33,14 +37,14 @@ pub async fn pull(request: &PullRequest, say: &dyn Fn(&Event)) -> Result<StoredI
         (PullPolicy::Never | PullPolicy::IfNotPresent, Some(image)) if complete(&image) => return Ok(image),
         (PullPolicy::Never, _) => return Err(PullError::Never),
         (PullPolicy::Always, Some(image)) if complete(&image) => {
-            let registry = Registry::new(&name, request.pull_secret.as_deref(), say)?;
+            let registry = Registry::new(&name, access, say)?;
             if registry.digest().await? == image.registry_digest {
                 return Ok(image);
             }
         }
         _ => {}
     }
-    let registry = Registry::new(&name, request.pull_secret.as_deref(), say)?;
+    let registry = Registry::new(&name, access, say)?;
     let named = registry.document(None).await?;
     let manifest = for_this_platform(&registry, &named).await?;
     let image = StoredImage {

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use husk_images::{Event, ImageName};
+use husk_images::{Event, ImageName, Login};
 use oci_client::Client;
 use oci_client::client::{BlobResponse, ClientConfig, ClientProtocol};
 use oci_client::errors::OciDistributionError;
@@ -29,6 +29,17 @@ const MANIFESTS: [&str; 4] = [
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
+
+/// What a request adds to the user's own configuration.
+#[derive(Clone, Copy, Default)]
+pub struct Access<'a> {
+    /// Content of `.dockerconfigjson`.
+    pub pull_secret: Option<&'a str>,
+    /// Takes precedence over the pull secret.
+    pub login: Option<&'a Login>,
+    /// Certificates of further authorities, in PEM.
+    pub certificates: &'a [String],
+}
 
 /// The repository of one image.
 pub struct Registry<'a> {
@@ -55,11 +66,11 @@ impl<'a> Registry<'a> {
     /// Credentials or certificates cannot be read.
     pub fn new(
         name: &ImageName,
-        pull_secret: Option<&str>,
+        access: Access<'_>,
         say: &'a dyn Fn(&Event),
     ) -> Result<Registry<'a>, PullError> {
         let registry = name.registry().to_owned();
-        let transport = Transport::find(&registry)?;
+        let transport = Transport::find(&registry, access.certificates)?;
         let plain = matches!(transport.protocol, ClientProtocol::Http);
         let variable = |names: [&str; 2]| names.iter().find_map(|name| std::env::var(name).ok());
         let config = ClientConfig {
@@ -74,9 +85,13 @@ impl<'a> Registry<'a> {
             ..ClientConfig::default()
         };
         let client = Client::try_from(config).map_err(|error| PullError::of(&registry, &error))?;
+        let auth = match access.login {
+            Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
+            None => credentials::find(&registry, access.pull_secret)?,
+        };
         Ok(Registry {
             client,
-            auth: credentials::find(&registry, pull_secret)?,
+            auth,
             reference: name.reference().clone(),
             name: registry,
             plain,

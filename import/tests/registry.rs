@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use husk_images::{Event, ImageStore, PullPolicy, PullRequest};
+use husk_images::{Event, ImageStore, PullPolicy, PullRequest, Request};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -148,7 +148,7 @@ fn start(store: &Path, name: &str, files: &[Option<&str>]) -> Child {
         files: files.iter().map(|file| file.map(Into::into)).collect(),
         pull_secret: None,
     };
-    let request = serde_json::to_vec(&request).unwrap();
+    let request = serde_json::to_vec(&Request::Pull(request)).unwrap();
     child.stdin.take().unwrap().write_all(&request).unwrap();
     child
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use husk_images::{Event, PullRequest, StoredImage};
+use husk_images::{Event, PullRequest, Request, StoredImage};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::failure::Failure;
@@ -69,7 +69,7 @@ fn start(program: &PathBuf) -> std::io::Result<Child> {
 }
 
 fn send(child: &mut Child, request: &PullRequest) -> std::io::Result<()> {
-    let request = serde_json::to_vec(request)?;
+    let request = serde_json::to_vec(&Request::Pull(request.clone()))?;
     match child.stdin.take() {
         Some(mut stdin) => stdin.write_all(&request),
         None => Ok(()),
@@ -86,7 +86,7 @@ fn last_event(stdout: impl Read, progress: &mut Progress) -> Option<Event> {
             return None;
         }
         match serde_json::from_str(&line).ok()? {
-            last @ (Event::Done { .. } | Event::Failed { .. }) => return Some(last),
+            last @ (Event::Done { .. } | Event::Filled { .. } | Event::Failed { .. }) => return Some(last),
             event => progress.show(&event),
         }
     }

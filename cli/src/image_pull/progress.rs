@@ -46,7 +46,12 @@ impl Progress {
                     eprintln!("{line}");
                 }
             }
-            Event::Done { .. } | Event::Failed { .. } => {}
+            // Those of volumes, and the last ones.
+            Event::Download { .. }
+            | Event::Converting { .. }
+            | Event::Done { .. }
+            | Event::Filled { .. }
+            | Event::Failed { .. } => {}
         }
     }
 

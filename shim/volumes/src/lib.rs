@@ -39,6 +39,7 @@ pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;
 pub use path_policy::{PathPolicy, PodMounts};
 pub use scratch::ScratchDir;
+pub use sparse_writer::SparseWriter;
 
 use image::ImageAccess;
 use open_disk::DiskImage;

@@ -9,7 +9,7 @@ const BLOCK: usize = 64 << 10;
 
 /// Writes a file from its start and leaves holes for zeros.
 #[derive(Debug)]
-pub(super) struct SparseWriter<'a> {
+pub struct SparseWriter<'a> {
     file: &'a File,
     offset: u64,
     /// Bytes written, without holes.
@@ -19,8 +19,9 @@ pub(super) struct SparseWriter<'a> {
 }
 
 impl<'a> SparseWriter<'a> {
-    /// Writes at most `room` bytes, without holes, to an empty file.
-    pub(super) fn new(file: &'a File, room: u64) -> SparseWriter<'a> {
+    /// Writes at most `room` bytes, without holes, to an empty file. Writing more fails with `StorageFull`.
+    #[must_use]
+    pub fn new(file: &'a File, room: u64) -> SparseWriter<'a> {
         SparseWriter {
             file,
             offset: 0,
@@ -29,8 +30,22 @@ impl<'a> SparseWriter<'a> {
         }
     }
 
-    /// Sets the length of the file, with holes at its end.
-    pub(super) fn finish(self) -> io::Result<u64> {
+    /// Leaves a hole.
+    pub fn skip(&mut self, bytes: u64) {
+        self.offset += bytes;
+    }
+
+    /// Bytes so far, with holes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.offset
+    }
+
+    /// Sets the length of the file, with holes at its end, and returns it.
+    ///
+    /// # Errors
+    /// The file system has no files of this length.
+    pub fn finish(self) -> io::Result<u64> {
         self.file.set_len(self.offset)?;
         Ok(self.offset)
     }
@@ -70,8 +85,9 @@ mod tests {
         writer.write_all(&zeros).unwrap();
         writer.write_all(b"data").unwrap();
         writer.write_all(&zeros).unwrap();
+        writer.skip(3);
         let size = writer.finish().unwrap();
-        assert_eq!(size, 2 * zeros.len() as u64 + 4);
+        assert_eq!(size, 2 * zeros.len() as u64 + 7);
         assert_eq!(file.metadata().unwrap().len(), size);
         assert!(file.metadata().unwrap().blocks() * 512 <= 2 * BLOCK as u64);
         let mut read = [0; 6];
