@@ -78,11 +78,7 @@ impl NewClaim {
 
     /// The claim as a manifest in YAML.
     pub(crate) fn manifest(&self) -> Result<String, String> {
-        let modes: Vec<_> = self.access_modes.iter().copied().map(mode_name).collect();
-        let volume_mode = match self.volume_mode {
-            VolumeMode::Filesystem => "Filesystem",
-            VolumeMode::Block => "Block",
-        };
+        let modes: Vec<_> = self.access_modes.iter().map(|mode| mode.name()).collect();
         let mut metadata = json!({"name": self.name, "namespace": self.namespace});
         for (field, map) in [("labels", &self.labels), ("annotations", &self.annotations)] {
             if !map.is_empty() {
@@ -95,7 +91,7 @@ impl NewClaim {
             "metadata": metadata,
             "spec": {
                 "accessModes": modes,
-                "volumeMode": volume_mode,
+                "volumeMode": self.volume_mode.name(),
                 "resources": {"requests": {"storage": self.size.to_string()}},
             },
         });
@@ -126,14 +122,4 @@ pub(crate) fn grown(text: &str, size: u64) -> Result<String, String> {
     let requested = object.pointer_mut("/spec/resources/requests/storage");
     *requested.ok_or("it has no spec.resources.requests.storage")? = json!(size.to_string());
     serde_saphyr::to_string(&object).map_err(|error| error.to_string())
-}
-
-/// An access mode as a manifest has it.
-fn mode_name(mode: AccessMode) -> &'static str {
-    match mode {
-        AccessMode::ReadWriteOnce => "ReadWriteOnce",
-        AccessMode::ReadOnlyMany => "ReadOnlyMany",
-        AccessMode::ReadWriteMany => "ReadWriteMany",
-        AccessMode::ReadWriteOncePod => "ReadWriteOncePod",
-    }
 }

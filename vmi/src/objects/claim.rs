@@ -73,6 +73,41 @@ pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut 
     ObjectKind::PersistentVolumeClaim(PersistentVolumeClaim { metadata, spec })
 }
 
+impl AccessMode {
+    /// The value of the field.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadWriteOnce => "ReadWriteOnce",
+            Self::ReadOnlyMany => "ReadOnlyMany",
+            Self::ReadWriteMany => "ReadWriteMany",
+            Self::ReadWriteOncePod => "ReadWriteOncePod",
+        }
+    }
+
+    /// The short form that kubectl prints.
+    #[must_use]
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::ReadWriteOnce => "RWO",
+            Self::ReadOnlyMany => "ROX",
+            Self::ReadWriteMany => "RWX",
+            Self::ReadWriteOncePod => "RWOP",
+        }
+    }
+}
+
+impl VolumeMode {
+    /// The value of the field.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Filesystem => "Filesystem",
+            Self::Block => "Block",
+        }
+    }
+}
+
 impl ClaimSpec {
     pub(super) fn of(
         spec: &Map<String, Value>,

@@ -1,7 +1,6 @@
 //! `husk volume list`.
 
 use husk_claims::{Claim, ClaimStore};
-use husk_vmi::objects::{AccessMode, VolumeMode};
 
 use crate::failure::{Failure, RUNTIME};
 use crate::{output, vm_ref};
@@ -95,21 +94,11 @@ fn table(claims: &[Claim]) -> String {
 }
 
 fn volume_mode(claim: &Claim) -> &'static str {
-    match claim.object.spec.volume_mode {
-        VolumeMode::Filesystem => "Filesystem",
-        VolumeMode::Block => "Block",
-    }
+    claim.object.spec.volume_mode.name()
 }
 
 /// Access modes as `kubectl get pvc` shows them.
 fn modes(claim: &Claim) -> Vec<&'static str> {
     let modes = claim.object.spec.access_modes.iter();
-    modes
-        .map(|mode| match mode {
-            AccessMode::ReadWriteOnce => "RWO",
-            AccessMode::ReadOnlyMany => "ROX",
-            AccessMode::ReadWriteMany => "RWX",
-            AccessMode::ReadWriteOncePod => "RWOP",
-        })
-        .collect()
+    modes.map(|mode| mode.short_name()).collect()
 }
