@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use husk_images::{ImageName, ImageStore, PullPolicy, PullRequest};
+use husk_images::{ImageName, ImageStore, PullPolicy, PullRequest, StoredImage};
 use husk_vmi::{Vmi, VolumeImage, volume_images};
 
 use crate::failure::{Failure, note};
-use crate::image_pull;
+use crate::import_program;
 
 /// The images to pull for a VM.
 pub(crate) struct ImageVolumes {
@@ -55,29 +55,45 @@ impl ImageVolumes {
         names.map(|name| (name, PathBuf::from("/image")))
     }
 
-    /// Pulls the images that the store does not have, and returns the paths of their files.
+    /// Pulls the images that the store does not have, with bars, and returns the paths of their files.
     ///
     /// # Errors
     /// An image cannot be pulled.
     pub(crate) fn pull(self) -> Result<BTreeMap<String, PathBuf>, Failure> {
+        let no_secret = |field: &str, secret: &str| {
+            note(&format!(
+                "{field}.imagePullSecret {secret} is ignored: credentials are those of `podman login` and `docker login`"
+            ));
+            Ok(None)
+        };
+        self.pull_by(&no_secret, &mut import_program::pull)
+    }
+
+    /// As [`pull`](Self::pull), by a function. `secret` returns `.dockerconfigjson` of the imagePullSecret of a field.
+    ///
+    /// # Errors
+    /// Those of the functions.
+    pub(crate) fn pull_by(
+        self,
+        secret: &dyn Fn(&str, &str) -> Result<Option<String>, Failure>,
+        pull: &mut dyn FnMut(PullRequest) -> Result<StoredImage, Failure>,
+    ) -> Result<BTreeMap<String, PathBuf>, Failure> {
         let mut paths = BTreeMap::new();
         if self.images.is_empty() {
             return Ok(paths);
         }
         let store = ImageStore::locate()?;
         for (image, name, policy) in self.images {
-            if let Some(secret) = &image.pull_secret {
-                note(&format!(
-                    "{}.imagePullSecret {secret} is ignored: credentials are those of `podman login` and `docker login`",
-                    image.field
-                ));
-            }
-            let pulled = image_pull::pull(&PullRequest {
+            let pull_secret = match &image.pull_secret {
+                Some(name) => secret(&image.field, name)?,
+                None => None,
+            };
+            let pulled = pull(PullRequest {
                 store: store.path().to_owned(),
                 name: name.to_string(),
                 policy,
                 files: image.files,
-                pull_secret: None,
+                pull_secret,
             })?;
             paths.insert(image.volume, store.rootfs(&pulled.digest));
         }

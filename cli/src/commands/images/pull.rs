@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use husk_images::{ImageName, ImageStore, PullPolicy, PullRequest};
 
 use crate::failure::Failure;
-use crate::{image_pull, output};
+use crate::{import_program, output};
 
 /// Pull images into the store
 ///
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             .collect::<Result<_, _>>()?,
     };
     for image in &args.images {
-        let image = image_pull::pull(&PullRequest {
+        let image = import_program::pull(PullRequest {
             store: store.path().to_owned(),
             name: image.to_string(),
             policy: PullPolicy::Always,

@@ -1,4 +1,4 @@
-//! Pulls images through `husk-import`, and shows the progress.
+//! `husk-import`, which pulls images and fills volumes, and the progress that it reports.
 
 mod progress;
 
@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use husk_images::{Event, PullRequest, Request, StoredImage};
+use husk_images::{Event, PullRequest, Request, StoredImage, VolumeRequest};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::failure::Failure;
@@ -18,26 +18,57 @@ const IMPORT: &str = "husk-import";
 /// Longest event, in bytes.
 const MAX_EVENT: u64 = 64 << 10;
 
-/// Pulls an image unless the store has it.
+/// Pulls an image unless the store has it; shows bars.
 ///
 /// # Errors
 /// One line with the image's name, the reason and the way out.
-pub(crate) fn pull(request: &PullRequest) -> Result<StoredImage, Failure> {
-    let failed = |reason: &str| Failure::Runtime(format!("image {}: {reason}", request.name));
+pub(crate) fn pull(request: PullRequest) -> Result<StoredImage, Failure> {
+    let mut progress = Progress::new(&request.name);
+    let done = pull_silently(request, &mut |event| progress.show(event));
+    progress.end();
+    done
+}
+
+/// As [`pull`], with events for `show` instead of bars.
+///
+/// # Errors
+/// See there.
+pub(crate) fn pull_silently(
+    request: PullRequest,
+    show: &mut dyn FnMut(&Event),
+) -> Result<StoredImage, Failure> {
+    let name = request.name.clone();
+    let failed = |reason: String| Failure::Runtime(format!("image {name}: {reason}"));
+    match ask(&Request::Pull(request), show)? {
+        Ok(Event::Done { image }) => Ok(image),
+        Ok(_) => Err(failed(format!("{IMPORT} ended unexpectedly"))),
+        Err(reason) => Err(failed(reason)),
+    }
+}
+
+/// Fills a volume.
+///
+/// # Errors
+/// One line with the reason and the way out.
+pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Result<(), Failure> {
+    match ask(&Request::Volume(request), show)? {
+        Ok(Event::Filled { .. }) => Ok(()),
+        Ok(_) => Err(Failure::Runtime(format!("{IMPORT} ended unexpectedly"))),
+        Err(reason) => Err(Failure::Runtime(reason)),
+    }
+}
+
+/// Has a request carried out. Returns the last event, or why it failed.
+fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, String>, Failure> {
     let mut child = start(&program()?).map_err(Failure::at(format!("start {IMPORT}")))?;
     send(&mut child, request).map_err(Failure::at(format!("write to {IMPORT}")))?;
-    let mut progress = Progress::new(&request.name);
-    let last = child
-        .stdout
-        .take()
-        .and_then(|stdout| last_event(stdout, &mut progress));
-    progress.end();
+    let last = child.stdout.take().and_then(|stdout| last_event(stdout, show));
     let status = child.wait().map_err(Failure::at(format!("wait for {IMPORT}")))?;
-    match last {
-        Some(Event::Done { image }) => Ok(image),
-        Some(Event::Failed { reason }) => Err(failed(&reason)),
-        _ => Err(failed(&ended(status))),
-    }
+    Ok(match last {
+        Some(Event::Failed { reason }) => Err(reason),
+        Some(event) => Ok(event),
+        None => Err(ended(status)),
+    })
 }
 
 /// `HUSK_IMPORT`, else `husk-import` beside this executable, else on `PATH`.
@@ -68,8 +99,8 @@ fn start(program: &PathBuf) -> std::io::Result<Child> {
     })
 }
 
-fn send(child: &mut Child, request: &PullRequest) -> std::io::Result<()> {
-    let request = serde_json::to_vec(&Request::Pull(request.clone()))?;
+fn send(child: &mut Child, request: &Request) -> std::io::Result<()> {
+    let request = serde_json::to_vec(request)?;
     match child.stdin.take() {
         Some(mut stdin) => stdin.write_all(&request),
         None => Ok(()),
@@ -77,7 +108,7 @@ fn send(child: &mut Child, request: &PullRequest) -> std::io::Result<()> {
 }
 
 /// Shows the events, and returns the last one.
-fn last_event(stdout: impl Read, progress: &mut Progress) -> Option<Event> {
+fn last_event(stdout: impl Read, show: &mut dyn FnMut(&Event)) -> Option<Event> {
     let mut stdout = BufReader::new(stdout);
     loop {
         let mut line = String::new();
@@ -87,7 +118,7 @@ fn last_event(stdout: impl Read, progress: &mut Progress) -> Option<Event> {
         }
         match serde_json::from_str(&line).ok()? {
             last @ (Event::Done { .. } | Event::Filled { .. } | Event::Failed { .. }) => return Some(last),
-            event => progress.show(&event),
+            event => show(&event),
         }
     }
 }
