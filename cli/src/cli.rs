@@ -44,7 +44,13 @@ pub(crate) struct Cli {
 /// VM's log file.
 pub(crate) fn log_to_stderr(cli: &Cli) {
     let level = match cli.verbose {
-        0 if matches!(cli.command, Command::Monitor(_)) => "info",
+        0 if matches!(
+            cli.command,
+            Command::Monitor(_) | Command::Service(_) | Command::ImportVolume(_)
+        ) =>
+        {
+            "info"
+        }
         0 => "warn",
         1 => "info,husk=debug",
         _ => "debug,husk=trace",

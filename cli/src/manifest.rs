@@ -34,7 +34,7 @@ pub(crate) fn read_text(source: &str) -> Result<(String, Manifest), Failure> {
 }
 
 /// Display name and content of a source.
-fn text(source: &str) -> Result<(&str, String), Failure> {
+pub(crate) fn text(source: &str) -> Result<(&str, String), Failure> {
     let (name, text) = match source {
         "-" => ("stdin", bounded(io::stdin().lock())),
         path => (path, File::open(path).and_then(bounded)),

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use husk_monitor::client;
 use husk_monitor::state::PODS;
 use husk_monitor::state::VmDir;
 use husk_proto::shim::v1::{self as shim, InfoResponse, Status, Timeline};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::failure::Failure;
 use crate::live_vm;
 
 /// The JSON form of a VM. It is stable: fields may be added, but none changes its meaning.
@@ -175,6 +177,27 @@ impl From<shim::Interface> for InterfaceView {
             leased,
         }
     }
+}
+
+/// The views of running VMs, in the same order. One whose monitor does not answer is `Unknown`.
+pub(crate) async fn all(dirs: Vec<VmDir>) -> Result<Vec<VmView>, Failure> {
+    let asked: Vec<_> = dirs
+        .into_iter()
+        .map(|dir| {
+            tokio::spawn(async move {
+                let info = async { live_vm::info(&mut client::connect(&dir).await?).await };
+                let info = tokio::time::timeout(live_vm::MONITOR_TIMEOUT, info).await;
+                VmView::new(&dir, info.ok().and_then(Result::ok))
+            })
+        })
+        .collect();
+    let mut views = Vec::new();
+    for view in asked {
+        views.push(view.await?);
+    }
+    // A VM that has ended meanwhile is not listed.
+    views.retain(|view| view.phase != "Unknown" || view.files.socket.exists());
+    Ok(views)
 }
 
 fn times(status: &Status) -> TimesView {

@@ -1,12 +1,11 @@
 //! `husk list`.
 
-use husk_monitor::client;
-use husk_monitor::state::{RuntimeDir, VmDir};
+use husk_monitor::state::RuntimeDir;
 use jiff::Timestamp;
 
 use crate::failure::Failure;
 use crate::vm_view::VmView;
-use crate::{live_vm, output};
+use crate::{live_vm, output, vm_view};
 
 /// List running VMs
 ///
@@ -48,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             .collect();
         return output::print(&names);
     }
-    let views = live_vm::block_on(views(dirs))?;
+    let views = live_vm::block_on(vm_view::all(dirs))?;
     output::print(&match args.output {
         ListFormat::Json => output::json(&views)?,
         _ if views.is_empty() => {
@@ -57,26 +56,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         _ => table(&views, Timestamp::now()),
     })
-}
-
-async fn views(dirs: Vec<VmDir>) -> Result<Vec<VmView>, Failure> {
-    let asked: Vec<_> = dirs
-        .into_iter()
-        .map(|dir| {
-            tokio::spawn(async move {
-                let info = async { live_vm::info(&mut client::connect(&dir).await?).await };
-                let info = tokio::time::timeout(live_vm::MONITOR_TIMEOUT, info).await;
-                VmView::new(&dir, info.ok().and_then(Result::ok))
-            })
-        })
-        .collect();
-    let mut views = Vec::new();
-    for view in asked {
-        views.push(view.await?);
-    }
-    // A VM that has ended meanwhile is not listed.
-    views.retain(|view| view.phase != "Unknown" || view.files.socket.exists());
-    Ok(views)
 }
 
 fn table(views: &[VmView], now: Timestamp) -> String {

@@ -8,9 +8,13 @@ use crate::failure::Failure;
 
 mod addinterface;
 mod addvolume;
+mod apply;
 mod completions;
 mod console;
+mod delete;
+mod diff;
 mod doctor;
+mod get;
 mod images;
 mod inspect;
 mod link;
@@ -26,8 +30,10 @@ mod reset;
 mod resume;
 mod rm;
 mod run;
+mod service;
 mod soft_reboot;
 mod ssh;
+mod start;
 mod stop;
 mod sync;
 mod validate;
@@ -36,6 +42,12 @@ mod volume;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(run::Args),
+    Apply(apply::Args),
+    Get(get::Args),
+    Diff(diff::Args),
+    Delete(delete::Args),
+    Start(start::StartArgs),
+    Restart(start::RestartArgs),
     List(list::Args),
     Console(console::Args),
     Logs(logs::Args),
@@ -62,6 +74,10 @@ pub(crate) enum Command {
     Completions(completions::Args),
     #[command(hide = true)]
     Monitor(monitor::Args),
+    #[command(hide = true)]
+    Service(service::Args),
+    #[command(hide = true, name = "import-volume")]
+    ImportVolume(apply::ImportArgs),
 }
 
 impl Command {
@@ -69,6 +85,12 @@ impl Command {
     pub(crate) fn run(&self, verbose: u8) -> ExitCode {
         let done: Result<(), Failure> = match self {
             Self::Run(args) => run::run(args, verbose),
+            Self::Apply(args) => apply::run(args),
+            Self::Get(args) => get::run(args),
+            Self::Diff(args) => diff::run(args),
+            Self::Delete(args) => delete::run(args),
+            Self::Start(args) => start::start(args),
+            Self::Restart(args) => start::restart(args),
             Self::List(args) => list::run(args),
             Self::Console(args) => console::run(args),
             Self::Logs(args) => logs::run(args),
@@ -93,6 +115,8 @@ impl Command {
             Self::Doctor(args) => doctor::run(args),
             Self::Node(args) => node::run(args),
             Self::Completions(args) => completions::run(args),
+            Self::Service(args) => service::run(args),
+            Self::ImportVolume(args) => apply::run_import(args),
             Self::Monitor(_) => return husk_monitor::monitor::serve(),
         };
         done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)

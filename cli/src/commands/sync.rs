@@ -138,7 +138,7 @@ fn report(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
     }
 }
 
-fn change_text(change: &Change) -> String {
+pub(super) fn change_text(change: &Change) -> String {
     let name = one_line(&change.name);
     match change.kind() {
         Kind::Resumed => "resumed".to_owned(),

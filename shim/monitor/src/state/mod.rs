@@ -6,6 +6,7 @@
 //!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log netns.json
 //!                        network-DEVICE.json launcher
 //! RUNTIME/.ended/POD-UID             how the VM of a launcher pod ended
+//! RUNTIME/.files/NAMESPACE:NAME/     files of Secrets and ConfigMaps, while the VM of a `husk service` starts
 //! ```
 //!
 //! To remove a directory, Husk moves it to RUNTIME/.removing and deletes it there.
@@ -180,7 +181,7 @@ impl RuntimeDir {
         if !self.directories()?.is_empty() {
             return Ok(false);
         }
-        for whole in [self.ended_path(), self.removal_path()] {
+        for whole in [self.ended_path(), self.files_path(), self.removal_path()] {
             removed(fs::remove_dir_all(&whole), &whole)?;
         }
         for namespace in subdirectories(&self.path)? {
@@ -229,6 +230,20 @@ impl RuntimeDir {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
         made.map_err(self.origin.unusable(&self.path))?;
         self.check()
+    }
+
+    /// Path of a directory for the files that the volumes of a VM are made from. The caller makes it, and removes it once
+    /// the VM runs.
+    pub fn volume_files(&self, namespace: &str, name: &str) -> Result<PathBuf, StateError> {
+        self.vm_dir(namespace, name)?;
+        self.prepare()?;
+        let mut lock = self.lock()?;
+        owner::mark(&self.path, &mut lock)?;
+        Ok(self.files_path().join(format!("{namespace}:{name}")))
+    }
+
+    fn files_path(&self) -> PathBuf {
+        self.path.join(".files")
     }
 
     /// Locks the runtime directory, which is necessary to create or remove directories. Others hold the lock for

@@ -1,0 +1,191 @@
+//! Waits until VMs run and volumes are filled, and shows how far they are.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use husk_monitor::state::RuntimeDir;
+use husk_objects::{Key, Kind};
+
+use crate::failure::{Failure, RUNTIME, one_line};
+use crate::machine::systemd::Systemd;
+use crate::machine::{Machine, phase, status, vm};
+use crate::vm_ref::VmRef;
+use crate::{live_vm, vm_view};
+
+/// Interval between two looks.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// What to wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    /// VMs that start.
+    pub vms: Vec<VmRef>,
+    /// VMs that shut down.
+    pub stops: Vec<VmRef>,
+    /// DataVolumes.
+    pub volumes: Vec<VmRef>,
+}
+
+/// What one of them does.
+enum Step {
+    Done(String),
+    Failed(String),
+    /// Goes on, with its progress.
+    Busy(String),
+}
+
+impl Waits {
+    /// Waits for all of them.
+    ///
+    /// # Errors
+    /// One of them has failed; the others are waited for all the same.
+    pub(crate) fn until_done(mut self, machine: &Machine, systemd: Systemd) -> Result<(), Failure> {
+        let mut lines = Lines::default();
+        let mut failed = false;
+        let runtime = RuntimeDir::locate()?;
+        loop {
+            let units = systemd.units()?;
+            let views = live_vm::block_on(vm_view::all(runtime.list()?))?;
+            let mut look = |name: &VmRef, step: Step| match step {
+                Step::Done(text) => {
+                    lines.end(name, &text);
+                    false
+                }
+                Step::Failed(text) => {
+                    lines.clear();
+                    Failure::Runtime(format!("{name}: {text}")).report();
+                    failed = true;
+                    false
+                }
+                Step::Busy(text) => {
+                    lines.show(name, &text);
+                    true
+                }
+            };
+            let status = |name: &VmRef| {
+                let unit = units.vms.get(name).cloned().unwrap_or_default();
+                let view = views
+                    .iter()
+                    .find(|view| view.namespace == name.namespace && view.name == name.name);
+                let stored = vm::keys(name)
+                    .into_iter()
+                    .find_map(|key| machine.objects.get(&key).ok())?;
+                Some((status::of(&stored, &unit, view), unit))
+            };
+            self.vms.retain(|name| {
+                let step = match status(name) {
+                    None => Step::Failed("it was deleted".to_owned()),
+                    Some((status, unit)) => start_step(&status, &unit.active),
+                };
+                look(name, step)
+            });
+            self.stops.retain(|name| {
+                let step = match status(name) {
+                    Some((status, _)) if status.printable != "Stopped" => {
+                        Step::Busy("shutting down".to_owned())
+                    }
+                    _ => Step::Done("stopped".to_owned()),
+                };
+                look(name, step)
+            });
+            self.volumes.retain(|name| {
+                let key = Key::new(Kind::DataVolume, &name.namespace, &name.name);
+                let Ok(stored) = machine.objects.get(&key) else {
+                    return false;
+                };
+                let phase = phase(machine, &units, &stored);
+                let step = match phase.phase {
+                    "Succeeded" => Step::Done("the volume is filled".to_owned()),
+                    "Failed" => Step::Failed(phase.message),
+                    _ => Step::Busy(match phase.message.as_str() {
+                        "" => "importing".to_owned(),
+                        message => format!("importing: {message}"),
+                    }),
+                };
+                look(name, step)
+            });
+            if self.vms.is_empty() && self.stops.is_empty() && self.volumes.is_empty() {
+                lines.clear();
+                return match failed {
+                    true => Err(Failure::Ended(RUNTIME)),
+                    false => Ok(()),
+                };
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Where the start of a VM is.
+fn start_step(status: &status::VmStatus, active: &str) -> Step {
+    match status.printable.as_str() {
+        "Running" | "Paused" => Step::Done(status.printable.to_ascii_lowercase()),
+        "Stopped" if active == "failed" => Step::Failed(match status.message.as_str() {
+            "" => "it has failed: `journalctl` has the log of its unit".to_owned(),
+            message => message.to_owned(),
+        }),
+        "Stopped" if active == "inactive" => Step::Done("has ended".to_owned()),
+        "Stopped" | "Starting" | "Provisioning" | "Stopping" => Step::Busy(match status.message.as_str() {
+            "" => "starting".to_owned(),
+            message => message.to_owned(),
+        }),
+        // It is started again later, but whoever waits must look after it.
+        other => Step::Failed(format!("{other}: {}", status.message)),
+    }
+}
+
+/// Lines that are rewritten on a terminal; elsewhere each step is printed once.
+#[derive(Debug, Default)]
+struct Lines {
+    shown: BTreeMap<VmRef, String>,
+    /// Lines on the terminal.
+    on_screen: usize,
+}
+
+impl Lines {
+    fn show(&mut self, name: &VmRef, text: &str) {
+        let text = one_line(text);
+        let step = |text: &str| {
+            text.trim_end_matches(|c: char| c.is_ascii_digit() || " .%".contains(c))
+                .to_owned()
+        };
+        let before = self.shown.insert(name.clone(), text.clone());
+        if std::io::stderr().is_terminal() {
+            if before.as_ref() != Some(&text) {
+                self.draw();
+            }
+        } else if before.is_none_or(|before| step(&before) != step(&text)) {
+            eprintln!("{name}: {text}");
+        }
+    }
+
+    fn end(&mut self, name: &VmRef, text: &str) {
+        self.clear();
+        self.shown.remove(name);
+        eprintln!("{name}: {text}");
+        self.draw();
+    }
+
+    /// Removes the lines from the terminal.
+    fn clear(&mut self) {
+        if self.on_screen > 0 {
+            eprint!("\x1b[{}A\r\x1b[J", self.on_screen);
+            self.on_screen = 0;
+        }
+    }
+
+    fn draw(&mut self) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        self.clear();
+        for (name, text) in &self.shown {
+            // A longer line would wrap, and not be removed as one.
+            let line: String = format!("{name}: {text}").chars().take(79).collect();
+            eprintln!("{line}");
+        }
+        self.on_screen = self.shown.len();
+        let _ = std::io::stderr().flush();
+    }
+}

@@ -1,0 +1,159 @@
+//! `husk delete`.
+
+use std::path::PathBuf;
+
+use husk_objects::{Key, Kind, ObjectError};
+use husk_vmi::objects::ObjectKind;
+
+use super::apply::files;
+use crate::failure::{Failure, RUNTIME, one_line};
+use crate::machine::systemd::Systemd;
+use crate::machine::vm::KINDS;
+use crate::machine::{Machine, delete, finish_deletions, unit};
+use crate::output;
+use crate::vm_ref::{self, DEFAULT_NAMESPACE};
+
+/// Delete objects, by their manifests or by kind and name
+///
+/// A running VM is shut down first, within its grace period. Its dataVolumeTemplates go with it, with their data; other
+/// volumes stay until they are deleted themselves. Returns when nothing is left.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: 0 if all objects are gone, 1 if one does not exist (without
+--ignore-not-found) or could not be deleted.
+
+Examples:
+  husk delete -f vm.yaml
+  husk delete vm demo other
+  husk delete pvc data -n test")]
+pub(crate) struct Args {
+    /// KIND and NAMES of the objects, such as: vm demo
+    #[arg(value_name = "KIND NAME", num_args = 2.., required_unless_present = "files")]
+    names: Vec<String>,
+
+    /// A manifest, or a folder of manifests; `-` reads stdin
+    #[arg(short, long = "filename", value_name = "FILE|DIR", conflicts_with = "names", value_hint = clap::ValueHint::AnyPath)]
+    files: Vec<PathBuf>,
+
+    /// Namespace of the objects
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = vm_ref::namespace)]
+    namespace: Option<String>,
+
+    /// Objects that do not exist are no error
+    #[arg(long)]
+    ignore_not_found: bool,
+}
+
+/// What to delete.
+enum Target {
+    Object(Key),
+    /// Namespace and name of a claim.
+    Claim(String, String),
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let machine = Machine::locate()?;
+    let systemd = Systemd::find().ok();
+    finish_deletions(&machine, systemd)?;
+    let targets = match args.files.is_empty() {
+        true => named(args)?,
+        false => of_files(args)?,
+    };
+    let mut done = Ok(());
+    for target in &targets {
+        let (name, deleted) = match target {
+            Target::Object(key) => (key.to_string(), delete(&machine, systemd, key)),
+            Target::Claim(namespace, name) => {
+                let space = if namespace == DEFAULT_NAMESPACE {
+                    ""
+                } else {
+                    &format!("{namespace}/")
+                };
+                let removed = machine.claims.remove(namespace, name).map_err(Failure::from);
+                (format!("persistentvolumeclaim/{space}{name}"), removed)
+            }
+        };
+        match deleted {
+            Ok(()) => output::print(&format!("{} deleted\n", one_line(&name)))?,
+            Err(_) if args.ignore_not_found && !exists(&machine, target) => {}
+            Err(failure) => {
+                failure.report();
+                done = Err(Failure::Ended(RUNTIME));
+            }
+        }
+    }
+    if let Some(systemd) = systemd
+        && !machine
+            .objects
+            .read()?
+            .objects
+            .iter()
+            .any(|object| KINDS.contains(&object.key.kind))
+    {
+        unit::remove(systemd)?;
+    }
+    done
+}
+
+fn exists(machine: &Machine, target: &Target) -> bool {
+    match target {
+        Target::Object(key) => !matches!(machine.objects.get(key), Err(ObjectError::NotFound(_))),
+        Target::Claim(namespace, name) => machine.claims.has(namespace, name),
+    }
+}
+
+/// The objects of `KIND NAME…`.
+fn named(args: &Args) -> Result<Vec<Target>, Failure> {
+    let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let Some((word, names)) = args.names.split_first() else {
+        return Ok(Vec::new());
+    };
+    let claim = is_claim(word);
+    let kind = Kind::of_word(word);
+    if kind.is_none() && !claim {
+        return Err(Failure::Usage(unknown_kind(word)));
+    }
+    names
+        .iter()
+        .map(|name| {
+            let name = format!("{namespace}/{name}")
+                .parse::<vm_ref::VmRef>()
+                .map_err(Failure::Usage)?;
+            Ok(match kind {
+                Some(kind) => Target::Object(Key::new(kind, &name.namespace, &name.name)),
+                None => Target::Claim(name.namespace, name.name),
+            })
+        })
+        .collect()
+}
+
+/// True for the words of a PersistentVolumeClaim.
+pub(super) fn is_claim(word: &str) -> bool {
+    let word = word.to_ascii_lowercase();
+    matches!(
+        word.as_str(),
+        "pvc" | "persistentvolumeclaim" | "persistentvolumeclaims"
+    )
+}
+
+pub(super) fn unknown_kind(word: &str) -> String {
+    format!(
+        "there are no objects of the kind {word:?}: the kinds are vm, vmi, dv, pvc, secret, configmap, \
+         virtualmachineinstancetype, virtualmachinepreference and their cluster-wide ones"
+    )
+}
+
+/// The objects of `-f`, VMs first: their data is in use until they have ended.
+fn of_files(args: &Args) -> Result<Vec<Target>, Failure> {
+    let given = files::read(&args.files, args.namespace.as_deref())?;
+    let mut objects: Vec<Key> = given.iter().filter_map(files::Given::key).collect();
+    objects.sort_by_key(|key| Kind::ALL.iter().rev().position(|kind| *kind == key.kind));
+    let claims = given.iter().filter_map(|given| match &given.object.kind {
+        ObjectKind::PersistentVolumeClaim(claim) => Some(Target::Claim(
+            claim.metadata.namespace.clone(),
+            claim.metadata.name.clone(),
+        )),
+        _ => None,
+    });
+    Ok(objects.into_iter().map(Target::Object).chain(claims).collect())
+}

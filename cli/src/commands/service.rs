@@ -1,0 +1,17 @@
+//! `husk service`: the process of one VM of the store, which systemd runs.
+
+use crate::failure::Failure;
+use crate::machine::service;
+use crate::vm_ref::VmRef;
+
+/// Run one VM of the store; started by systemd as husk@NAMESPACE:NAME.service
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// NAMESPACE:NAME of the VM
+    #[arg(value_parser = super::apply::instance)]
+    vm: VmRef,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    service::run(&args.vm)
+}

@@ -1,0 +1,134 @@
+//! `husk start` and `husk restart`.
+
+use husk_objects::{Key, StoredObject};
+use husk_vmi::objects::RunStrategy;
+
+use super::apply::wait::Waits;
+use crate::failure::{Failure, RUNTIME};
+use crate::machine::systemd::Systemd;
+use crate::machine::{Machine, unit, vm};
+use crate::vm_ref::VmRef;
+
+/// Start VMs of the store
+///
+/// A VM whose run strategy is Halted gets the strategy Always, as with `virtctl start`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: 0 if all VMs run, 1 if one does not.
+
+Example:
+  husk start demo test/other")]
+pub(crate) struct StartArgs {
+    /// The VMs: NAME or NAMESPACE/NAME
+    #[arg(value_name = "VM", required = true)]
+    vms: Vec<VmRef>,
+
+    /// Return before they run
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// Shut down VMs of the store and start them again
+///
+/// Changes of a VM that cannot be made while it runs take effect.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: 0 if all VMs run again, 1 if one does not.
+
+Example:
+  husk restart demo")]
+pub(crate) struct RestartArgs {
+    /// The VMs: NAME or NAMESPACE/NAME
+    #[arg(value_name = "VM", required = true)]
+    vms: Vec<VmRef>,
+
+    /// Return before they run
+    #[arg(long)]
+    no_wait: bool,
+}
+
+pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
+    each(&args.vms, args.no_wait, |machine, systemd, name, stored| {
+        let unit = systemd.vm(name)?;
+        if unit.runs() {
+            return Err(Failure::Runtime(format!(
+                "{name} runs already, or is being started"
+            )));
+        }
+        let strategy = vm::run_strategy(stored);
+        if strategy == RunStrategy::Halted {
+            machine
+                .objects
+                .edit(&stored.key, |object| vm::set_runs(object, true))?;
+        }
+        if matches!(
+            strategy,
+            RunStrategy::Halted | RunStrategy::Always | RunStrategy::RerunOnFailure
+        ) {
+            systemd.enable(name, true)?;
+        }
+        systemd.start(name)
+    })
+}
+
+pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
+    each(&args.vms, args.no_wait, |_, systemd, name, _| {
+        if !systemd.vm(name)?.runs() {
+            return Err(Failure::Runtime(format!(
+                "{name} does not run: `husk start {name}`"
+            )));
+        }
+        systemd.restart(name)
+    })
+}
+
+/// Does something with each VM, and waits until all run.
+fn each(
+    vms: &[VmRef],
+    no_wait: bool,
+    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let machine = Machine::locate()?;
+    let systemd = Systemd::find()?;
+    unit::install(systemd)?;
+    let mut waits = Waits::default();
+    let mut failed = false;
+    for name in vms {
+        match stored(&machine, name).and_then(|stored| begin(&machine, systemd, name, &stored)) {
+            Ok(()) => waits.vms.push(name.clone()),
+            Err(failure) => {
+                failure.report();
+                failed = true;
+            }
+        }
+    }
+    if !no_wait {
+        waits.until_done(&machine, systemd)?;
+    }
+    match failed {
+        true => Err(Failure::Ended(RUNTIME)),
+        false => Ok(()),
+    }
+}
+
+/// The VM of this name in the store.
+pub(super) fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
+    match find(machine, name)? {
+        Some(stored) => Ok(stored),
+        None => Err(Failure::Runtime(format!(
+            "no VM {name} is in the store: `husk get vm --all-namespaces` shows them"
+        ))),
+    }
+}
+
+/// The same, or nothing.
+pub(super) fn find(machine: &Machine, name: &VmRef) -> Result<Option<StoredObject>, Failure> {
+    for key in vm::keys(name) as [Key; 2] {
+        match machine.objects.get(&key) {
+            Ok(stored) => return Ok(Some(stored)),
+            Err(husk_objects::ObjectError::NotFound(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,341 @@
+//! DataVolumes: the claim of a DataVolume, filled from its source.
+
+use husk_claims::{ClaimError, NewClaim};
+use husk_images::{
+    Checksum, ChecksumAlgorithm, Event, HttpSource, Login, RegistrySource, VolumeRequest, VolumeSource,
+};
+use husk_objects::{Applied, Key, Kind, Objects, Outcome, StoredObject};
+use husk_vmi::objects::{self, DataVolume, DataVolumeSource, ObjectKind};
+use serde_json::{Value, json};
+
+use super::Machine;
+use super::data::{DataError, Report, config_map, percent, secret};
+use super::systemd::Units;
+use super::vm::{self, ExpandedVm};
+use crate::failure::Failure;
+use crate::import_program;
+use crate::vm_ref::VmRef;
+
+/// Annotation of a claim with the UID of the DataVolume that made it, as CDI has it.
+const MADE_FOR: &str = "cdi.kubevirt.io/createdForDataVolume";
+const STATUS: &str = "DataVolumeError";
+/// DataVolumes that copy each other's claims, one after the other.
+const MAX_DEPTH: usize = 16;
+
+/// Phase of a DataVolume, as `husk get dv` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DataVolumePhase {
+    /// CDI's name.
+    pub phase: &'static str,
+    /// Such as `45.3%`, or `N/A`.
+    pub progress: String,
+    /// Why it failed, or what it waits for.
+    pub message: String,
+}
+
+/// Makes the claim of a DataVolume and fills it, or waits for another process that does.
+///
+/// # Errors
+/// The DataVolume is not in the store, or its source cannot be read.
+pub(crate) fn import(
+    machine: &Machine,
+    objects: &Objects,
+    volume: &VmRef,
+    report: &mut Report<'_>,
+) -> Result<(), DataError> {
+    import_at(machine, objects, volume, report, 0)
+}
+
+fn import_at(
+    machine: &Machine,
+    objects: &Objects,
+    volume: &VmRef,
+    report: &mut Report<'_>,
+    depth: usize,
+) -> Result<(), DataError> {
+    let (namespace, name) = (volume.namespace.as_str(), volume.name.as_str());
+    let failed = |text: String| DataError::new(STATUS, format!("DataVolume {volume}: {text}"));
+    if machine.claims.has(namespace, name) {
+        return Ok(());
+    }
+    let stored = objects.get(&Key::new(Kind::DataVolume, namespace, name));
+    let Some((stored, data)) = stored.and_then(|stored| Some((stored, data_volume(stored)?))) else {
+        return Err(failed("it is not in the store: apply it".into()));
+    };
+    if depth > MAX_DEPTH {
+        return Err(failed("its source is a copy of itself".into()));
+    }
+    let done = match &data.source {
+        DataVolumeSource::Blank => machine.claims.create(&claim(stored, data, 0)),
+        DataVolumeSource::Pvc { namespace, name } => {
+            let source = VmRef {
+                namespace: namespace.clone(),
+                name: name.clone(),
+            };
+            let has_object = objects
+                .get(&Key::new(Kind::DataVolume, namespace, name))
+                .is_some();
+            if !machine.claims.has(namespace, name) && has_object {
+                import_at(machine, objects, &source, report, depth + 1)?;
+            }
+            let size = machine
+                .claims
+                .get(namespace, name)
+                .map_err(|error| failed(error.to_string()))?
+                .size;
+            machine
+                .claims
+                .copy((namespace, name), &claim(stored, data, size), &|_, _| {})
+        }
+        DataVolumeSource::Http(source) => {
+            let source = http(objects, namespace, source).map_err(|error| failed(error.text))?;
+            return fill(machine, volume, stored, data, VolumeSource::Http(source), report);
+        }
+        DataVolumeSource::Registry(source) => {
+            let source = registry(objects, namespace, source).map_err(|error| failed(error.text))?;
+            return fill(
+                machine,
+                volume,
+                stored,
+                data,
+                VolumeSource::Registry(source),
+                report,
+            );
+        }
+    };
+    match done {
+        // Another process was faster.
+        Ok(()) | Err(ClaimError::Exists(_)) => Ok(()),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// Fills a volume by `husk-import`.
+fn fill(
+    machine: &Machine,
+    volume: &VmRef,
+    stored: &StoredObject,
+    data: &DataVolume,
+    source: VolumeSource,
+    report: &mut Report<'_>,
+) -> Result<(), DataError> {
+    let failed = |text: String| DataError::new(STATUS, format!("DataVolume {volume}: {text}"));
+    report(&format!("importing {volume}: waiting for another process"));
+    let import = match machine.claims.begin_import(&volume.namespace, &volume.name) {
+        Err(ClaimError::Exists(_)) => return Ok(()),
+        other => other.map_err(|error| failed(error.to_string()))?,
+    };
+    let request = VolumeRequest {
+        directory: import.directory().to_owned(),
+        source,
+        size: data.claim.size,
+    };
+    import_program::fill(request, &mut |event| {
+        if let Some(text) = progress(event) {
+            report(&format!("importing {volume}: {text}"));
+        }
+    })
+    .map_err(|failure| failed(DataError::of(STATUS, failure).text))?;
+    import
+        .finish(&claim(stored, data, 0))
+        .map_err(|error| failed(error.to_string()))
+}
+
+fn progress(event: &Event) -> Option<String> {
+    match event {
+        Event::Download { done, size } => Some(percent(*done, *size)),
+        Event::Layer { done, size, .. } => Some(percent(*done, Some(*size))),
+        Event::Converting { done, size } | Event::Unpacking { done, size } => {
+            Some(format!("converting, {}", percent(*done, Some(*size))))
+        }
+        Event::Retrying { reason } => Some(format!("{reason}; trying again")),
+        Event::Done { .. } | Event::Filled { .. } | Event::Failed { .. } => None,
+    }
+}
+
+/// Stores the `dataVolumeTemplates` of a VM as its DataVolumes, unless there are objects of their names.
+///
+/// # Errors
+/// The store cannot be written.
+pub(crate) fn store_templates(
+    machine: &Machine,
+    owner: &StoredObject,
+    vm: &ExpandedVm,
+) -> Result<Vec<Applied>, Failure> {
+    let templates = owner
+        .value()
+        .pointer("/spec/dataVolumeTemplates")
+        .and_then(Value::as_array);
+    let mut all = Vec::new();
+    for (data, template) in vm.data_volumes.iter().zip(templates.into_iter().flatten()) {
+        let key = Key::new(Kind::DataVolume, &owner.key.namespace, &data.metadata.name);
+        if let Ok(object) = machine.objects.get(&key) {
+            all.push(Applied {
+                outcome: Outcome::Unchanged,
+                object,
+                before: None,
+            });
+            continue;
+        }
+        let mut metadata = template["metadata"].clone();
+        metadata["namespace"] = json!(owner.key.namespace);
+        metadata["ownerReferences"] = json!([{
+            "apiVersion": "kubevirt.io/v1",
+            "kind": owner.key.kind.name(),
+            "name": owner.key.name,
+            "uid": owner.uid(),
+            "controller": true,
+        }]);
+        all.push(machine.objects.apply(&json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": metadata,
+            "spec": template["spec"],
+        }))?);
+    }
+    Ok(all)
+}
+
+/// The claim of a DataVolume; `size` counts if it leaves the size open.
+fn claim(stored: &StoredObject, data: &DataVolume, size: u64) -> NewClaim {
+    let mut claim = NewClaim::of(&data.metadata, &data.claim, size);
+    claim.annotations.clear();
+    claim
+        .annotations
+        .insert(MADE_FOR.to_owned(), stored.uid().to_owned());
+    claim
+}
+
+/// The DataVolume of a stored object.
+pub(crate) fn data_volume(stored: &StoredObject) -> Option<&DataVolume> {
+    match &stored.object.kind {
+        ObjectKind::DataVolume(data) => Some(data),
+        _ => None,
+    }
+}
+
+/// True if the DataVolume made its claim, which goes with it.
+pub(super) fn owns_claim(machine: &Machine, stored: &StoredObject) -> bool {
+    let claim = machine.claims.get(&stored.key.namespace, &stored.key.name);
+    claim.is_ok_and(|claim| {
+        claim
+            .object
+            .metadata
+            .annotations
+            .get(MADE_FOR)
+            .map(String::as_str)
+            == Some(stored.uid())
+    })
+}
+
+fn http(objects: &Objects, namespace: &str, source: &objects::HttpSource) -> Result<HttpSource, DataError> {
+    let mut headers = source.extra_headers.clone();
+    for name in &source.secret_extra_headers {
+        for value in secret(objects, namespace, name)?.data.values() {
+            let header = std::str::from_utf8(value)
+                .ok()
+                .and_then(|text| text.trim().split_once(':'));
+            let (name, value) = header.ok_or_else(|| {
+                DataError::new(STATUS, format!("the Secret {name} must have lines 'NAME: VALUE'"))
+            })?;
+            headers.push((name.trim().to_owned(), value.trim().to_owned()));
+        }
+    }
+    Ok(HttpSource {
+        url: source.url.clone(),
+        checksum: source.checksum.as_ref().map(|checksum| Checksum {
+            algorithm: match checksum.algorithm {
+                objects::ChecksumAlgorithm::Md5 => ChecksumAlgorithm::Md5,
+                objects::ChecksumAlgorithm::Sha1 => ChecksumAlgorithm::Sha1,
+                objects::ChecksumAlgorithm::Sha256 => ChecksumAlgorithm::Sha256,
+                objects::ChecksumAlgorithm::Sha512 => ChecksumAlgorithm::Sha512,
+            },
+            digest: checksum.digest.clone(),
+        }),
+        certificates: certificates(objects, namespace, source.cert_config_map.as_deref())?,
+        login: login(objects, namespace, source.secret_ref.as_deref())?,
+        headers,
+    })
+}
+
+fn registry(
+    objects: &Objects,
+    namespace: &str,
+    source: &objects::RegistrySource,
+) -> Result<RegistrySource, DataError> {
+    Ok(RegistrySource {
+        image: source.image.clone(),
+        pull_secret: None,
+        login: login(objects, namespace, source.secret_ref.as_deref())?,
+        certificates: certificates(objects, namespace, source.cert_config_map.as_deref())?,
+    })
+}
+
+fn certificates(objects: &Objects, namespace: &str, name: Option<&str>) -> Result<Vec<String>, DataError> {
+    let Some(name) = name else {
+        return Ok(Vec::new());
+    };
+    let map = config_map(objects, namespace, name)?;
+    let files = map
+        .files()
+        .map(|(_, content)| String::from_utf8_lossy(content).into_owned());
+    Ok(files.collect())
+}
+
+fn login(objects: &Objects, namespace: &str, name: Option<&str>) -> Result<Option<Login>, DataError> {
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let found = secret(objects, namespace, name)?;
+    let text = |key: &str| {
+        let value = found
+            .data
+            .get(key)
+            .and_then(|value| String::from_utf8(value.clone()).ok());
+        value.ok_or_else(|| DataError::new(STATUS, format!("the Secret {name} has no text {key}")))
+    };
+    Ok(Some(Login {
+        user: text("accessKeyId")?,
+        password: text("secretKey")?,
+    }))
+}
+
+/// The phase of a DataVolume, from its claim and from what fills it.
+pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> DataVolumePhase {
+    let name = vm::name(&stored.key);
+    let phase = |phase, progress: &str, message: String| DataVolumePhase {
+        phase,
+        progress: progress.to_owned(),
+        message,
+    };
+    if machine.claims.has(&name.namespace, &name.name) {
+        return phase("Succeeded", "100.0%", String::new());
+    }
+    let unit = units.imports.get(&name);
+    // The process of a VM fills its volumes itself if nothing else does.
+    let prefix = format!("importing {name}: ");
+    let mut texts = unit
+        .into_iter()
+        .chain(units.vms.values())
+        .filter(|unit| unit.runs());
+    let text = texts
+        .find_map(|unit| unit.text.split_once(&prefix))
+        .map(|(_, text)| text);
+    if let Some(text) = text {
+        let share = text
+            .strip_suffix(" %")
+            .map(|share| format!("{}%", share.trim_start_matches("converting, ")));
+        return phase(
+            "ImportInProgress",
+            share.as_deref().unwrap_or("N/A"),
+            text.to_owned(),
+        );
+    }
+    if machine.claims.is_importing(&name.namespace, &name.name) {
+        return phase("ImportInProgress", "N/A", String::new());
+    }
+    match unit {
+        Some(unit) if unit.active == "failed" => phase("Failed", "N/A", unit.text.clone()),
+        _ => phase("Pending", "N/A", String::new()),
+    }
+}

@@ -1,0 +1,107 @@
+//! Deletes objects with what belongs to them. A deletion that was cut off is ended by the next command.
+
+use std::time::Duration;
+
+use husk_claims::ClaimError;
+use husk_objects::{Key, Kind, ObjectError, Objects, StoredObject};
+
+use super::systemd::Systemd;
+use super::{Machine, data_volume, vm};
+use crate::failure::{Failure, note};
+
+/// Interval at which the end of a VM is looked for.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Deletes an object, and waits until nothing of it is left: a VM is shut down, and its DataVolumes go with it; the
+/// claim of a DataVolume goes with that.
+///
+/// # Errors
+/// A running VM uses the data, or the store cannot be written.
+pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
+    match machine.objects.begin_deletion(key) {
+        Ok(object) => end(machine, systemd, &object),
+        Err(ObjectError::Damaged { .. }) => {
+            stop(systemd, key)?;
+            machine.objects.remove(key)?;
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Ends the deletions that were begun, and stores none of which a VM's owner is gone.
+pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> Result<(), Failure> {
+    let objects = machine.objects.read()?;
+    for object in objects.objects.iter().filter(|object| object.is_deleting()) {
+        if let Err(failure) = end(machine, systemd, object) {
+            if let Failure::Runtime(text) = &failure {
+                note(&format!("{}: its deletion is not complete: {text}", object.key));
+            }
+        }
+    }
+    remove_orphaned_imports(machine, &objects);
+    Ok(())
+}
+
+fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
+    match object.key.kind {
+        Kind::VirtualMachine | Kind::VirtualMachineInstance => {
+            stop(systemd, &object.key)?;
+            for owned in machine.objects.read()?.objects {
+                if owned.is_owned_by(object.uid()) && owned.key.namespace == object.key.namespace {
+                    delete(machine, systemd, &owned.key)?;
+                }
+            }
+        }
+        Kind::DataVolume => {
+            let name = vm::name(&object.key);
+            if let Some(systemd) = systemd {
+                systemd.stop_import(&name)?;
+            }
+            machine.claims.abandon_import(&name.namespace, &name.name)?;
+            if data_volume::owns_claim(machine, object) {
+                match machine.claims.remove(&name.namespace, &name.name) {
+                    Ok(()) | Err(ClaimError::Unknown(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        _ => {}
+    }
+    match machine.objects.remove(&object.key) {
+        // Another command was faster.
+        Ok(()) | Err(ObjectError::NotFound(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Shuts a VM down, so that it does not start again, and waits for its end.
+fn stop(systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
+    let Some(systemd) = systemd.filter(|_| vm::KINDS.contains(&key.kind)) else {
+        return Ok(());
+    };
+    let name = vm::name(key);
+    systemd.enable(&name, false)?;
+    systemd.stop(&name)?;
+    loop {
+        let unit = systemd.vm(&name)?;
+        if !unit.runs() && !unit.is_stopping() {
+            systemd.forget(&name);
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Removes what imports have left whose DataVolumes are gone.
+fn remove_orphaned_imports(machine: &Machine, objects: &Objects) {
+    for (namespace, name) in machine.claims.imports() {
+        if objects
+            .get(&Key::new(Kind::DataVolume, &namespace, &name))
+            .is_none()
+        {
+            // It fails while a process fills the volume.
+            let _ = machine.claims.abandon_import(&namespace, &name);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The objects of this machine and the VMs among them, which systemd keeps running.
+//!
+//! ```text
+//! husk apply ──▶ objects, claims ──▶ systemd: husk@NAMESPACE:NAME.service, one per VM
+//!                                      │ husk service: reads the objects, provides the data, is the VM's monitor
+//!                                      └ husk-vmm
+//! ```
+//!
+//! No state is kept beside the objects and claims: what a VM does is asked of systemd and of its monitor.
+
+mod data;
+mod data_volume;
+mod deletion;
+mod object_files;
+pub(crate) mod service;
+pub(crate) mod status;
+pub(crate) mod systemd;
+pub(crate) mod unit;
+pub(crate) mod vm;
+
+pub(crate) use data::{Data, DataError, claim_of};
+pub(crate) use data_volume::{import, phase, store_templates};
+pub(crate) use deletion::{delete, finish_deletions};
+
+use husk_claims::ClaimStore;
+use husk_images::data_directory;
+use husk_objects::{ObjectStore, Objects};
+use husk_vmi::objects::{Object, ObjectKind};
+
+use crate::failure::{Failure, note};
+
+/// What this user keeps on this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Machine {
+    pub objects: ObjectStore,
+    pub claims: ClaimStore,
+}
+
+impl Machine {
+    /// The stores in the data directory of the user.
+    pub(crate) fn locate() -> Result<Machine, Failure> {
+        let data = data_directory()?;
+        Ok(Machine {
+            objects: ObjectStore::at(data.join("objects")),
+            claims: ClaimStore::at(data.join("volumes")),
+        })
+    }
+
+    /// All objects; a damaged one is noted and left out.
+    pub(crate) fn read(&self) -> Result<Objects, Failure> {
+        let objects = self.objects.read()?;
+        for damaged in &objects.damaged {
+            note(&format!("{damaged}: correct the file, or apply the object again"));
+        }
+        Ok(objects)
+    }
+
+    /// The objects for the expansion of a VM: those of the store, of which `newer` have other versions, and the claims.
+    pub(crate) fn known(&self, stored: &Objects, newer: &[Object]) -> Result<Vec<Object>, Failure> {
+        let claims = self.claims.list()?.into_iter().flatten().map(|claim| Object {
+            document: None,
+            notes: Vec::new(),
+            value: serde_json::Value::Null,
+            kind: ObjectKind::PersistentVolumeClaim(claim.object),
+        });
+        let stored = stored.objects.iter().filter(|stored| !stored.is_deleting());
+        let stored = stored.map(|stored| stored.object.clone());
+        Ok(claims.chain(stored).chain(newer.iter().cloned()).collect())
+    }
+}

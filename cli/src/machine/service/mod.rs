@@ -1,0 +1,352 @@
+//! The process of one VM of the store, which systemd runs as `husk@NAMESPACE:NAME.service`: it provides the data of the
+//! VM's volumes, is the VM's monitor, and starts the VM again as its run strategy says.
+
+mod backoff;
+
+use std::time::Duration;
+
+use husk_monitor::monitor::{EmbeddedVm, final_status};
+use husk_monitor::state::RuntimeDir;
+use husk_monitor::vm_environment::VmEnvironment;
+use husk_objects::Outcome;
+use husk_proto::shim::v1::{Phase, Status};
+use husk_vmi::objects::RunStrategy;
+use husk_vmi::{PodResources, VmPlan};
+use sd_notify::NotifyState;
+use serde_json::Value;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::object_files::ObjectFiles;
+use super::systemd::Systemd;
+use super::{Data, DataError, Machine, vm};
+use crate::failure::{Failure, chain, note};
+use crate::signals::Signals;
+use crate::status::exit_summary;
+use crate::vm_ref::VmRef;
+use crate::{host_notes, live_vm, network};
+
+/// Time for the end of the process after that of the guest.
+const AFTER_GUEST: Duration = Duration::from_secs(15);
+
+/// How one life of the VM went.
+enum Life {
+    /// The guest powered off.
+    Succeeded(String),
+    /// It ran, and failed or was killed.
+    Failed(String),
+    /// It never ran.
+    NotStarted(DataError),
+    /// The process was asked to end.
+    Stopped,
+}
+
+/// Runs the VM until its run strategy lets it end, or SIGTERM asks for it.
+///
+/// # Errors
+/// The manifest is wrong, or the VM failed and is not started again.
+pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
+    let machine = Machine::locate()?;
+    let runtime = RuntimeDir::locate()?;
+    runtime.prepare()?;
+    runtime.remove_abandoned()?;
+    let done = live_vm::block_on(async {
+        let stopping = stop_signal()?;
+        Service {
+            name: name.clone(),
+            machine,
+            runtime,
+            stopping,
+        }
+        .run()
+        .await
+    });
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    done
+}
+
+struct Service {
+    name: VmRef,
+    machine: Machine,
+    runtime: RuntimeDir,
+    /// True once the process was asked to end.
+    stopping: watch::Receiver<bool>,
+}
+
+/// A plan whose data is there.
+struct Prepared {
+    plan: VmPlan,
+    metadata: Value,
+    /// Removed once the VM runs.
+    files: ObjectFiles,
+}
+
+/// Why a VM cannot be prepared.
+enum PrepareError {
+    /// The manifest is wrong: a line for each field.
+    Manifest(Vec<String>),
+    Data(DataError),
+}
+
+impl From<Failure> for PrepareError {
+    fn from(failure: Failure) -> PrepareError {
+        match failure {
+            Failure::Manifest(lines) => PrepareError::Manifest(lines),
+            failure => PrepareError::Data(DataError::of("CrashLoopBackOff", failure)),
+        }
+    }
+}
+
+impl Service {
+    async fn run(self) -> Result<(), Failure> {
+        self.refuse_second_life()?;
+        let mut failures = 0;
+        loop {
+            let life = self.live().await?;
+            let strategy = self.run_strategy();
+            let (status, text) = match life {
+                Life::Stopped => return Ok(()),
+                Life::Succeeded(text) => {
+                    info!(vm = %self.name, text, "the VM has ended");
+                    match strategy {
+                        RunStrategy::Always => {
+                            failures = 0;
+                            continue;
+                        }
+                        // It is not to run again, also not at the next boot.
+                        RunStrategy::RerunOnFailure => {
+                            if let Err(failure) =
+                                Systemd::find().and_then(|systemd| systemd.enable(&self.name, false))
+                            {
+                                failure.report();
+                            }
+                            return Ok(());
+                        }
+                        _ => return Ok(()),
+                    }
+                }
+                Life::Failed(text) => {
+                    warn!(vm = %self.name, text, "the VM has failed");
+                    match strategy {
+                        RunStrategy::Always | RunStrategy::RerunOnFailure => {
+                            failures = 0;
+                            continue;
+                        }
+                        _ => return Err(Failure::Runtime(format!("{}: {text}", self.name))),
+                    }
+                }
+                Life::NotStarted(error) => (error.status, error.text),
+            };
+            failures += 1;
+            let delay = backoff::delay(failures, random());
+            warn!(vm = %self.name, status, error = text, retry_seconds = delay.as_secs(), "the VM does not start");
+            self.report(&format!(
+                "{status}: {text}; next attempt in {} s",
+                delay.as_secs()
+            ));
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                () = self.stopped() => return Ok(()),
+            }
+        }
+    }
+
+    /// Starts the VM and waits for its end.
+    async fn live(&self) -> Result<Life, Failure> {
+        let (machine, runtime, name) = (self.machine.clone(), self.runtime.clone(), self.name.clone());
+        let preparing = tokio::task::spawn_blocking(move || prepare(&machine, &runtime, &name));
+        let prepared = tokio::select! {
+            prepared = preparing => prepared?,
+            () = self.stopped() => return Ok(Life::Stopped),
+        };
+        let Prepared {
+            plan,
+            metadata,
+            files,
+        } = match prepared {
+            Ok(prepared) => prepared,
+            Err(PrepareError::Manifest(lines)) => {
+                self.report(&format!("the manifest is wrong: {}", lines.join("; ")));
+                return Err(Failure::Manifest(lines));
+            }
+            Err(PrepareError::Data(error)) => return Ok(Life::NotStarted(error)),
+        };
+        let grace = Duration::from_secs(plan.grace_period_seconds);
+        let name = (self.name.namespace.as_str(), self.name.name.as_str());
+        let environment = VmEnvironment::of_caller(None);
+        let built = EmbeddedVm::build(&self.runtime, name, plan, &metadata, environment).await;
+        let not_started =
+            |error: &dyn std::error::Error| DataError::new("CrashLoopBackOff", error.to_string());
+        let mut embedded = match built {
+            Ok(embedded) => embedded,
+            Err(error) => return Ok(self.unless_stopped(Life::NotStarted(not_started(&error)))),
+        };
+        let booted = embedded.boot().await;
+        drop(files);
+        let status = embedded.vm.status();
+        if let Err(error) = booted {
+            final_status(status).await;
+            return Ok(self.unless_stopped(Life::NotStarted(not_started(&error))));
+        }
+        // The monitor shuts the guest down by itself at a signal, but had no handler during the preparation.
+        if *self.stopping.borrow() {
+            let _ = embedded.vm.shutdown(None).await;
+        }
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+        self.report("Running");
+        give_memory_back();
+        // The channel of the VM's status ends with its last handle.
+        drop(embedded);
+        let ended = final_status(status);
+        tokio::pin!(ended);
+        let ended = tokio::select! {
+            ended = &mut ended => ended,
+            () = self.stopped() => {
+                let time = grace + AFTER_GUEST;
+                let extension = format!("EXTEND_TIMEOUT_USEC={}", time.as_micros());
+                let _ = sd_notify::notify(&[NotifyState::Stopping, NotifyState::Custom(&extension)]);
+                self.report("Stopping");
+                ended.await
+            }
+        };
+        Ok(self.unless_stopped(life(&ended)))
+    }
+
+    /// Waits until the process is asked to end.
+    async fn stopped(&self) {
+        let mut stopping = self.stopping.clone();
+        let _ = stopping.wait_for(|stopping| *stopping).await;
+    }
+
+    fn unless_stopped(&self, life: Life) -> Life {
+        match *self.stopping.borrow() {
+            true => Life::Stopped,
+            false => life,
+        }
+    }
+
+    /// systemd starts the process again after it was killed. Not every VM is to run again then.
+    fn refuse_second_life(&self) -> Result<(), Failure> {
+        let strategy = self.run_strategy();
+        if matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure) {
+            return Ok(());
+        }
+        match Systemd::find().and_then(|systemd| systemd.restarts(&self.name)) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(_) => Err(Failure::Runtime(format!(
+                "{}: its monitor was killed; the run strategy {} does not start it again",
+                self.name,
+                vm::strategy_name(strategy)
+            ))),
+        }
+    }
+
+    /// The run strategy now; one of a VM that is gone ends it.
+    fn run_strategy(&self) -> RunStrategy {
+        let mut found = vm::keys(&self.name)
+            .into_iter()
+            .filter_map(|key| self.machine.objects.get(&key).ok());
+        match found.find(|vm| !vm.is_deleting()) {
+            Some(vm) => vm::run_strategy(&vm),
+            None => RunStrategy::Halted,
+        }
+    }
+
+    fn report(&self, text: &str) {
+        let _ = sd_notify::notify(&[NotifyState::Status(&crate::failure::one_line(text))]);
+    }
+}
+
+fn life(status: &Status) -> Life {
+    let text = exit_summary(status);
+    match status.phase() {
+        Phase::Succeeded => Life::Succeeded(text),
+        _ => Life::Failed(text),
+    }
+}
+
+/// Makes the plan of a VM and provides its data. May take long.
+fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prepared, PrepareError> {
+    let mut objects = machine.objects.read().map_err(Failure::from)?;
+    let keys = vm::keys(name);
+    let Some(stored) = keys.iter().find_map(|key| objects.get(key)) else {
+        // It may be damaged: then this says why.
+        let errors = keys.iter().filter_map(|key| machine.objects.get(key).err());
+        let lines: Vec<String> = errors.map(|error| error.to_string()).collect();
+        return Err(PrepareError::Manifest(lines));
+    };
+    if stored.is_deleting() {
+        return Err(PrepareError::Manifest(vec![format!(
+            "{} is being deleted",
+            stored.key
+        )]));
+    }
+    let known = machine.known(&objects, &[])?;
+    let expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
+    let added = super::store_templates(machine, stored, &expanded)?;
+    let uid = stored.uid().to_owned();
+    if added.iter().any(|added| added.outcome == Outcome::Created) {
+        objects = machine.objects.read().map_err(Failure::from)?;
+    }
+    let files = runtime
+        .volume_files(&name.namespace, &name.name)
+        .map_err(Failure::from)?;
+    let files = ObjectFiles::new(files)
+        .map_err(|error| DataError::new("CrashLoopBackOff", chain(&error)))
+        .map_err(PrepareError::Data)?;
+    let mut report = |text: &str| {
+        let _ = sd_notify::notify(&[NotifyState::Status(&format!("Provisioning: {text}"))]);
+    };
+    let data =
+        Data::provide(machine, &objects, &expanded, &files, &mut report).map_err(PrepareError::Data)?;
+    let resources = PodResources {
+        volumes: data.volumes,
+        seed_files: data.seed_files,
+        uuid: uid.parse().unwrap_or_else(|_| uuid::Uuid::new_v4()),
+        now_unix_seconds: jiff::Timestamp::now().as_second(),
+        ..PodResources::default()
+    };
+    let lines = |errors: Vec<husk_vmi::FieldError>| {
+        PrepareError::Manifest(errors.iter().map(ToString::to_string).collect())
+    };
+    let mut plan = husk_vmi::plan(&expanded.vmi, &resources).map_err(lines)?;
+    let multus = network::reject_multus(&expanded.vmi, &plan);
+    if !multus.is_empty() {
+        return Err(lines(multus));
+    }
+    let unmet = network::drop_unavailable(&expanded.vmi, &mut plan, None)?;
+    for text in host_notes::notes(&expanded.vmi, &plan).into_iter().chain(unmet) {
+        note(&text);
+    }
+    let mut metadata = expanded.manifest["metadata"].clone();
+    metadata["ownedBy"] = Value::from(uid);
+    Ok(Prepared {
+        plan,
+        metadata,
+        files,
+    })
+}
+
+/// Becomes true with the first SIGTERM or SIGINT.
+fn stop_signal() -> Result<watch::Receiver<bool>, Failure> {
+    let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        signals.next().await;
+        let _ = sender.send(true);
+        // As long as the process lives, so that waiting for the change never fails.
+        std::future::pending::<()>().await;
+        drop(sender);
+    });
+    Ok(receiver)
+}
+
+fn random() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+/// Returns what reading the objects took to the kernel: the process lives as long as the VM.
+fn give_memory_back() {
+    // SAFETY: malloc_trim(3) may be called at any time and by any thread.
+    unsafe { libc::malloc_trim(0) };
+}

@@ -1,0 +1,80 @@
+//! What a VM of the store does, asked of systemd and of its monitor.
+
+use husk_objects::{Kind, StoredObject};
+
+use super::systemd::Unit;
+use crate::vm_view::VmView;
+
+/// The state of a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VmStatus {
+    /// `printableStatus` of a VirtualMachine.
+    pub printable: String,
+    /// `phase` of the VMI; none if a VirtualMachine has none now.
+    pub phase: Option<&'static str>,
+    /// `status.ready`: the guest runs and is not paused.
+    pub ready: bool,
+    /// What it waits for, or why it does not run.
+    pub message: String,
+}
+
+/// The state of `vm`, from its unit and from what its monitor says.
+pub(crate) fn of(vm: &StoredObject, unit: &Unit, view: Option<&VmView>) -> VmStatus {
+    let status = |printable: &str, phase, message: &str| VmStatus {
+        printable: printable.to_owned(),
+        phase,
+        ready: false,
+        message: message.to_owned(),
+    };
+    if let Some(view) = view {
+        let phase = match view.phase.as_str() {
+            "Running" => "Running",
+            "Scheduled" => "Scheduled",
+            "Succeeded" => "Succeeded",
+            "Failed" => "Failed",
+            _ => "Unknown",
+        };
+        let printable = match phase {
+            _ if vm.is_deleting() => "Terminating",
+            _ if view.stopping => "Stopping",
+            "Running" if view.paused => "Paused",
+            "Running" => "Running",
+            "Unknown" => "Unknown",
+            _ => "Starting",
+        };
+        return VmStatus {
+            ready: phase == "Running" && !view.paused,
+            ..status(printable, Some(phase), &view.message)
+        };
+    }
+    if unit.runs() || unit.is_stopping() {
+        let (printable, message) = match unit.text.split_once(": ") {
+            _ if unit.is_stopping() => ("Stopping", ""),
+            Some(("Provisioning", text)) if text.starts_with("importing") => ("Provisioning", text),
+            Some(("Provisioning", text)) => ("Starting", text),
+            Some((word, text)) if word.bytes().all(|byte| byte.is_ascii_alphabetic()) => (word, text),
+            _ => ("Starting", ""),
+        };
+        let printable = if vm.is_deleting() {
+            "Terminating"
+        } else {
+            printable
+        };
+        return status(printable, Some("Scheduling"), message);
+    }
+    let phase = (vm.key.kind == Kind::VirtualMachineInstance).then_some(match unit.active.as_str() {
+        "failed" => "Failed",
+        _ => "Succeeded",
+    });
+    let message = if unit.active == "failed" {
+        unit.text.as_str()
+    } else {
+        ""
+    };
+    let printable = if vm.is_deleting() {
+        "Terminating"
+    } else {
+        "Stopped"
+    };
+    status(printable, phase, message)
+}

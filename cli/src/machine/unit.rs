@@ -1,0 +1,152 @@
+//! The unit file `husk@.service`, of which each VM of the store is an instance.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::systemd::Systemd;
+use crate::failure::Failure;
+
+const NAME: &str = "husk@.service";
+/// First line of a file that `husk` may replace.
+const MARK: &str = "# Written by `husk apply`, which replaces it.";
+/// Variables that change where `husk` and `husk-import` find files, credentials and proxies. The processes of VMs get
+/// those of `husk apply`.
+const VARIABLES: [&str; 17] = [
+    "HUSK_DATA_DIR",
+    "HUSK_SCRATCH_DIR",
+    "HUSK_RUNTIME_DIR",
+    "HUSK_VMM",
+    "HUSK_IMPORT",
+    "HUSK_KVM",
+    "HOME",
+    "XDG_DATA_HOME",
+    "XDG_CONFIG_HOME",
+    "REGISTRY_AUTH_FILE",
+    "DOCKER_CONFIG",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+];
+
+/// The variables that are set.
+pub(super) fn environment() -> impl Iterator<Item = (&'static str, String)> {
+    let set = |name: &'static str| Some((name, std::env::var(name).ok().filter(|value| !value.is_empty())?));
+    VARIABLES.into_iter().filter_map(set)
+}
+
+/// Writes the unit file unless it is as it should be. A file that a person or a package wrote stays.
+pub(crate) fn install(systemd: Systemd) -> Result<(), Failure> {
+    let directory = directory(systemd)?;
+    let path = directory.join(NAME);
+    let target = match systemd.is_user() {
+        true => "default.target",
+        false => "multi-user.target",
+    };
+    let text = text(target, &program()?, &environment().collect::<Vec<_>>());
+    match fs::read_to_string(&path) {
+        Ok(old) if old == text || !old.starts_with(MARK) => return Ok(()),
+        _ => {}
+    }
+    let failed = |path: &Path| Failure::at(format!("write {}", path.display()));
+    fs::create_dir_all(&directory).map_err(failed(&directory))?;
+    let new = directory.join(format!(".{NAME}.new"));
+    fs::write(&new, text)
+        .and_then(|()| fs::File::open(&new)?.sync_all())
+        .and_then(|()| fs::rename(&new, &path))
+        .map_err(failed(&path))?;
+    systemd.reload()
+}
+
+/// Removes the unit file, if `husk` wrote it.
+pub(crate) fn remove(systemd: Systemd) -> Result<(), Failure> {
+    let path = directory(systemd)?.join(NAME);
+    if fs::read_to_string(&path).is_ok_and(|text| text.starts_with(MARK)) {
+        fs::remove_file(&path).map_err(Failure::at(format!("remove {}", path.display())))?;
+        systemd.reload()?;
+    }
+    Ok(())
+}
+
+/// Path of this program. It stays when the file is replaced by an upgrade.
+pub(crate) fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(Failure::at("find this program"))
+}
+
+fn directory(systemd: Systemd) -> Result<PathBuf, Failure> {
+    if !systemd.is_user() {
+        return Ok("/etc/systemd/system".into());
+    }
+    let set = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let configuration = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
+    let configuration = configuration.ok_or_else(|| Failure::Runtime("HOME is not set".into()))?;
+    Ok(configuration.join("systemd/user"))
+}
+
+/// The unit file. A VM that is stopped has its grace period: the service asks for more time than TimeoutStopSec when
+/// that is longer.
+fn text(target: &str, husk: &Path, environment: &[(&str, String)]) -> String {
+    let mut variables = String::new();
+    for (name, value) in environment {
+        let value = value
+            .replace('%', "%%")
+            .replace('\\', "\\\\")
+            .replace('"', "\\\"");
+        let _ = writeln!(variables, "Environment=\"{name}={value}\"");
+    }
+    let husk = husk
+        .display()
+        .to_string()
+        .replace('%', "%%")
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"");
+    format!(
+        "{MARK}\n\
+         [Unit]\n\
+         Description=Virtual machine %i (Husk)\n\
+         Wants=network-online.target\n\
+         After=network-online.target\n\
+         \n\
+         [Service]\n\
+         Type=notify\n\
+         NotifyAccess=main\n\
+         {variables}\
+         ExecStart=\"{husk}\" service %i\n\
+         # The process starts its VM again itself. This is for a process that was killed.\n\
+         Restart=on-abnormal\n\
+         RestartSec=1\n\
+         # It may pull an image or fill a volume first.\n\
+         TimeoutStartSec=infinity\n\
+         # It asks for more if the grace period of the VM is longer.\n\
+         TimeoutStopSec=45\n\
+         KillMode=mixed\n\
+         OOMPolicy=continue\n\
+         LimitNOFILE=524288\n\
+         \n\
+         [Install]\n\
+         WantedBy={target}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_variables_are_quoted() {
+        let variables = [("HUSK_DATA_DIR", "/a b/100%".to_owned())];
+        let text = text("default.target", Path::new("/opt/my husk"), &variables);
+        assert!(text.contains("ExecStart=\"/opt/my husk\" service %i\n"), "{text}");
+        assert!(
+            text.contains("Environment=\"HUSK_DATA_DIR=/a b/100%%\"\n"),
+            "{text}"
+        );
+    }
+}
