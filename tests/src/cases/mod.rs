@@ -2,6 +2,7 @@
 
 use crate::harness::Case;
 
+mod apply;
 mod bad_boot;
 mod bad_manifest;
 mod balloon;
@@ -84,6 +85,7 @@ pub const DEFAULT: &[Case] = &[
     unprivileged::CASE,
     registry::CASE,
     volumes::CASE,
+    apply::CASE,
     demo::CASE,
 ];
 

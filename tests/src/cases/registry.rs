@@ -4,15 +4,15 @@ use crate::harness::context::{CommandResult, TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
+use crate::harness::registry::{self, ADDRESS, DISK, KERNEL, MARK, sh};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, oci};
+use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "registry",
@@ -21,85 +21,15 @@ pub const CASE: Case = Case {
     run,
 };
 
-const REGISTRY: &str = "localhost:5443";
-const DISK: &str = "localhost:5443/disks/data:1";
-const KERNEL: &str = "localhost:5443/kernels/small:6.12";
-/// What the guest finds on the disk.
-const MARK: &str = "husk-disk-of-a-registry";
 /// Allocated size that a second VM may cost beside its overlay.
 const SECOND: u64 = 16 << 20;
 
 fn run(ctx: &TestContext) -> Result<()> {
-    let registry = start(ctx)?;
-    fill(ctx)?;
+    let registry = registry::start(ctx)?;
+    registry::fill(ctx)?;
     ctx.part("refusals", || refusals(ctx));
     ctx.part("VMs", || vms(ctx, registry));
     ctx.part("removal", || removal(ctx));
-    Ok(())
-}
-
-/// Runs a shell script in the case's folder.
-fn sh(ctx: &TestContext, script: &str) -> Result<String> {
-    let output = Command::new("sh")
-        .args(["-euc", script])
-        .current_dir(ctx.path("."))
-        .output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{script}: {}: {errors}", output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Starts the registry with a certificate of its own.
-fn start(ctx: &TestContext) -> Result<Session> {
-    sh(
-        ctx,
-        "openssl req -x509 -newkey rsa:2048 -nodes -keyout tls.key -out tls.crt -days 2 -subj /CN=localhost \
-         -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE
-         htpasswd -nbB user secret > htpasswd
-         echo '{\"auths\": {\"localhost:5443\": {\"auth\": \"'$(printf user:secret | base64)'\"}}}' > auth.json",
-    )?;
-    let path = |name: &str| ctx.path(name).display().to_string();
-    let configuration = json!({
-        "version": "0.1",
-        "storage": {"filesystem": {"rootdirectory": path("registry")}},
-        "http": {"addr": REGISTRY, "tls": {"certificate": path("tls.crt"), "key": path("tls.key")}},
-        "auth": {"htpasswd": {"realm": "husk", "path": path("htpasswd")}},
-    });
-    std::fs::write(ctx.path("registry.yml"), configuration.to_string())?;
-    let mut command = Command::new("docker-registry");
-    command.arg("serve").arg(ctx.path("registry.yml"));
-    let session = Session::piped(command, &ctx.log("registry.log"))?;
-    let deadline = Instant::now() + PATIENCE;
-    while TcpStream::connect(REGISTRY).is_err() {
-        ensure!(Instant::now() < deadline, "the registry does not listen");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(session)
-}
-
-/// Pushes an image with a disk, and one with a kernel.
-fn fill(ctx: &TestContext) -> Result<()> {
-    let small = images::small("6.12")?;
-    let (disk, kernel) = (ctx.path("disk-image/disk"), ctx.path("kernel-image/boot"));
-    std::fs::create_dir_all(&disk)?;
-    std::fs::create_dir_all(&kernel)?;
-    std::fs::write(disk.join("disk.img"), format!("{MARK}\n"))?;
-    std::fs::File::options()
-        .write(true)
-        .open(disk.join("disk.img"))?
-        .set_len(64 << 20)?;
-    std::fs::copy(&small.kernel, kernel.join("vmlinuz"))?;
-    std::fs::copy(&small.initrd, kernel.join("initrd"))?;
-    for (folder, layout, name) in [
-        ("disk-image", "disk-layout", DISK),
-        ("kernel-image", "kernel-layout", KERNEL),
-    ] {
-        oci::layout(ctx, layout, &ctx.path(folder))?;
-        let push = format!(
-            "skopeo copy --insecure-policy --dest-tls-verify=false --dest-creds user:secret oci:{layout} docker://{name}"
-        );
-        sh(ctx, &push)?;
-    }
     Ok(())
 }
 
@@ -119,8 +49,8 @@ fn pull(ctx: &TestContext, image: &str, home: &str, login: bool) -> Result<Comma
 
 /// Each is one line that names the way out, and leaves nothing.
 fn refusals(ctx: &TestContext) -> Result<()> {
-    let trusted = ctx.path("home/.config/containers/certs.d").join(REGISTRY);
-    let distrusted = ctx.path("stranger/.config/containers/certs.d").join(REGISTRY);
+    let trusted = ctx.path("home/.config/containers/certs.d").join(ADDRESS);
+    let distrusted = ctx.path("stranger/.config/containers/certs.d").join(ADDRESS);
     std::fs::create_dir_all(&trusted)?;
     std::fs::create_dir_all(&distrusted)?;
     std::fs::copy(ctx.path("tls.crt"), trusted.join("ca.crt"))?;

@@ -23,6 +23,7 @@ pub mod privileges;
 pub mod processes;
 pub mod program;
 pub mod qemu_img;
+pub mod registry;
 pub mod runner;
 pub mod vm;
 

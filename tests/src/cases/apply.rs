@@ -1,0 +1,479 @@
+//! VMs that are applied and kept running by systemd.
+
+use crate::harness::context::{CommandResult, TestContext, expect_contains};
+use crate::harness::guest::Shell;
+use crate::harness::program::Session;
+use crate::harness::registry::{self, DISK, KERNEL, MARK, sh};
+use crate::harness::vm::console;
+use crate::harness::{Case, PATIENCE, until};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::process::Command;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "apply",
+    about: "husk apply: whole manifests with a registry and a web server; VMs change live, restart, end and go by their objects",
+    limit: Duration::from_secs(900),
+    run,
+};
+
+/// Where the files of a DataVolume are served.
+const WEB: &str = "127.0.0.1:8088";
+/// Beginning of the disk on the web server.
+const WEB_MARK: &str = "husk-disk-of-the-web";
+
+fn run(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
+    let registry = registry::start(ctx)?;
+    registry::fill(ctx)?;
+    let trusted = ctx
+        .path("home/.config/containers/certs.d")
+        .join(registry::ADDRESS);
+    std::fs::create_dir_all(&trusted)?;
+    std::fs::copy(ctx.path("tls.crt"), trusted.join("ca.crt"))?;
+    let web = serve(ctx)?;
+    ctx.part("refusals", || refusals(ctx));
+    ctx.part("life", || life(ctx));
+    ctx.part("run strategies", || run_strategies(ctx));
+    ctx.part("failures", || failures(ctx));
+    ctx.part("removal", || removal(ctx));
+    drop((registry, web));
+    Ok(())
+}
+
+/// A web server with a disk, as raw data packed by gzip.
+fn serve(ctx: &TestContext) -> Result<Session> {
+    sh(
+        ctx,
+        &format!(
+            "mkdir web; echo {WEB_MARK} > web/disk.img; truncate -s 24M web/disk.img; gzip web/disk.img"
+        ),
+    )?;
+    let mut command = Command::new("busybox");
+    command
+        .args(["httpd", "-f", "-p", WEB, "-h"])
+        .arg(ctx.path("web"));
+    Session::piped(command, &ctx.log("web.log"))
+}
+
+/// A `husk` command of a user who has logged in to the registry.
+fn husk(ctx: &TestContext, words: &[&str]) -> Result<CommandResult> {
+    let mut command = ctx.husk(words);
+    command
+        .env("HOME", ctx.path("home"))
+        .env("REGISTRY_AUTH_FILE", ctx.path("auth.json"));
+    ctx.finish(command, PATIENCE)
+}
+
+/// Applies objects, which are written to the file `name`.
+fn apply(ctx: &TestContext, name: &str, objects: &[Value]) -> Result<CommandResult> {
+    let text: Vec<String> = objects.iter().map(|object| format!("---\n{object}\n")).collect();
+    std::fs::write(ctx.path(name), text.concat())?;
+    husk(ctx, &["apply", "-f", name])
+}
+
+/// The template of a VM that boots the small image of the registry, which starts a shell.
+fn template() -> Value {
+    json!({
+        "spec": {
+            "terminationGracePeriodSeconds": 20,
+            "domain": {
+                "memory": {"guest": "192Mi"},
+                "devices": {"autoattachPodInterface": false, "disks": []},
+                "firmware": {"kernelBoot": {
+                    "kernelArgs": "console=ttyS0 quiet husk.do=disks,button,shell",
+                    "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
+                }},
+            },
+            "volumes": [],
+        },
+    })
+}
+
+fn vm(name: &str, strategy: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {"runStrategy": strategy, "template": template()},
+    })
+}
+
+/// Adds a disk on bus virtio, with the volume source `source`.
+fn add_disk(vm: &mut Value, name: &str, mut source: Value) {
+    let spec = &mut vm["spec"]["template"]["spec"];
+    let push = |list: &mut Value, item| {
+        if let Some(list) = list.as_array_mut() {
+            list.push(item);
+        }
+    };
+    push(
+        &mut spec["domain"]["devices"]["disks"],
+        json!({"name": name, "disk": {"bus": "virtio"}}),
+    );
+    source["name"] = json!(name);
+    push(&mut spec["volumes"], source);
+}
+
+/// The VM of the case `life`, with a volume of each kind.
+fn whole_vm() -> Value {
+    let mut vm = vm("whole", "Always");
+    for (name, source) in [
+        ("image", json!({"containerDisk": {"image": DISK}})),
+        ("data", json!({"persistentVolumeClaim": {"claimName": "data"}})),
+        ("web", json!({"dataVolume": {"name": "whole-web"}})),
+        ("settings", json!({"configMap": {"name": "settings"}})),
+        ("key", json!({"secret": {"secretName": "key"}})),
+    ] {
+        add_disk(&mut vm, name, source);
+    }
+    vm["spec"]["instancetype"] = json!({"name": "two"});
+    vm["spec"]["template"]["spec"]["domain"]["memory"].take();
+    vm["spec"]["dataVolumeTemplates"] = json!([{
+        "metadata": {"name": "whole-web"},
+        "spec": {
+            "source": {"http": {"url": format!("http://{WEB}/disk.img.gz")}},
+            "storage": {"resources": {"requests": {"storage": "32Mi"}}},
+        },
+    }]);
+    vm
+}
+
+/// What the VM needs.
+fn objects() -> Vec<Value> {
+    vec![
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key"}, "stringData": {"password": "secret-of-a-vm"}}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"motd": "settings-of-a-vm"}}),
+        json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "16Mi"}}},
+        }),
+        json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1",
+            "kind": "VirtualMachineClusterInstancetype",
+            "metadata": {"name": "two"},
+            "spec": {"cpu": {"guest": 2}, "memory": {"guest": "224Mi"}},
+        }),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {}}),
+    ]
+}
+
+/// `printableStatus` of a VM.
+fn status(ctx: &TestContext, name: &str) -> Result<Value> {
+    Ok(ctx.json(&["get", "vm", name, "-o", "json"])?["status"].take())
+}
+
+fn until_status(ctx: &TestContext, name: &str, wanted: &str) -> Result<()> {
+    until(|| Ok(status(ctx, name)?["printableStatus"] == wanted))
+        .with_context(|| format!("{name} is not {wanted}: {:?}", status(ctx, name)))
+}
+
+/// A property of the unit of a VM.
+fn unit(name: &str, property: &str) -> Result<String> {
+    let output = Command::new("systemctl")
+        .args([
+            "show",
+            "--value",
+            "--property",
+            property,
+            &format!("husk@default:{name}.service"),
+        ])
+        .output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn refusals(ctx: &TestContext) -> Result<()> {
+    let mut wrong = vm("wrong", "Sometimes");
+    let refused = apply(ctx, "wrong.yaml", &[objects()[0].clone(), wrong.clone()])?.fails(2)?;
+    expect_contains(&refused, &["spec.runStrategy"])?;
+    wrong["spec"]["runStrategy"] = json!("Always");
+    wrong["spec"]["template"]["spec"]["domain"]["cpu"] = json!({"cores": 9999});
+    apply(ctx, "wrong.yaml", &[wrong])?.fails(2)?;
+    // Nothing was stored, not even the Secret of the same file.
+    let none = husk(ctx, &["get", "secret"])?.ok()?;
+    expect_contains(&none, &["No resources found"])?;
+    husk(ctx, &["get", "vm", "wrong"])?.fails(1)?;
+    let unknown = husk(ctx, &["get", "pods"])?.fails(2)?;
+    expect_contains(&unknown, &["there are no objects of the kind \"pods\""])?;
+    husk(ctx, &["delete", "vm", "wrong"])?.fails(1)?;
+    husk(ctx, &["delete", "vm", "wrong", "--ignore-not-found"])?.ok()?;
+    Ok(())
+}
+
+fn life(ctx: &TestContext) -> Result<()> {
+    std::fs::create_dir(ctx.path("manifests"))?;
+    apply(ctx, "manifests/objects.yaml", &objects())?.ok()?;
+    std::fs::write(ctx.path("manifests/vm.json"), whole_vm().to_string())?;
+    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
+    expect_contains(
+        &applied,
+        &[
+            "note: manifests/objects.yaml: web: Service web is ignored",
+            "secret/key unchanged",
+            "persistentvolumeclaim/data unchanged",
+            "virtualmachine.kubevirt.io/whole created",
+            "datavolume.cdi.kubevirt.io/whole-web created",
+            "whole: running",
+        ],
+    )?;
+    let again = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
+    expect_contains(&again, &["virtualmachine.kubevirt.io/whole unchanged"])?;
+    husk(ctx, &["diff", "-f", "manifests"])?.ok()?;
+    ensure!(
+        unit("whole", "ActiveState")? == "active" && unit("whole", "UnitFileState")? == "enabled",
+        "the unit"
+    );
+    expect_contains(
+        &husk(ctx, &["get", "vm"])?.ok()?,
+        &["NAME    AGE", "whole", "Running   True"],
+    )?;
+    expect_contains(
+        &husk(ctx, &["get", "dv"])?.ok()?,
+        &["whole-web", "Succeeded", "100.0%"],
+    )?;
+    expect_contains(
+        &husk(ctx, &["get", "pvc"])?.ok()?,
+        &["data", "whole-web", "Bound", "32Mi"],
+    )?;
+    {
+        let console = console(ctx, "whole")?;
+        console.send("\n")?;
+        let shell = Shell::small_on(&console)?;
+        shell.expect_contains("head -n 1 /dev/vda", &[MARK])?;
+        shell.expect_contains("cat /sys/block/vdb/size", &["32768"])?;
+        shell.expect_contains(
+            "head -n 1 /dev/vdc; cat /sys/block/vdc/size",
+            &[WEB_MARK, "65536"],
+        )?;
+        shell.expect_contains(
+            "strings /dev/vdd /dev/vde || cat /dev/vdd /dev/vde",
+            &["settings-of-a-vm", "secret-of-a-vm"],
+        )?;
+        shell.expect_contains("grep -c ^processor /proc/cpuinfo", &["2"])?;
+        shell.ok("echo kept | dd of=/dev/vdb conv=fsync status=none")?;
+    }
+    changes(ctx)?;
+    stop_and_start(ctx)?;
+    let deleted = husk(ctx, &["delete", "vm", "whole"])?.ok()?;
+    expect_contains(&deleted, &["virtualmachine.kubevirt.io/whole deleted"])?;
+    let left = husk(ctx, &["get", "pvc", "-o", "name"])?.ok()?;
+    ensure!(left == "data\n", "{left}");
+    ensure!(
+        unit("whole", "LoadState")? != "masked" && unit("whole", "ActiveState")? == "inactive",
+        "the unit"
+    );
+    ctx.nothing_left(Duration::from_secs(10))
+}
+
+/// A volume is plugged while the VM runs; more memory needs a restart.
+fn changes(ctx: &TestContext) -> Result<()> {
+    let pid = unit("whole", "MainPID")?;
+    let mut changed = whole_vm();
+    let spec = &mut changed["spec"]["template"]["spec"];
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(json!({"name": "plugged", "persistentVolumeClaim": {"claimName": "plugged", "hotpluggable": true}}));
+    }
+    if let Some(disks) = spec["domain"]["devices"]["disks"].as_array_mut() {
+        disks.push(json!({"name": "plugged", "disk": {"bus": "scsi"}}));
+    }
+    husk(ctx, &["volume", "create", "plugged", "--size", "8Mi"])?.ok()?;
+    std::fs::write(ctx.path("manifests/vm.json"), changed.to_string())?;
+    let diff = husk(ctx, &["diff", "-f", "manifests"])?.fails(1)?;
+    expect_contains(&diff, &["+            name: plugged"])?;
+    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
+    expect_contains(
+        &applied,
+        &[
+            "virtualmachine.kubevirt.io/whole configured",
+            "whole: added volume plugged",
+        ],
+    )?;
+    changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(10);
+    changed["spec"]["template"]["spec"]["hostname"] = json!("renamed");
+    std::fs::write(ctx.path("manifests/vm.json"), changed.to_string())?;
+    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
+    expect_contains(
+        &applied,
+        &["the change takes effect at the next start: `husk restart whole`"],
+    )?;
+    ensure!(unit("whole", "MainPID")? == pid, "the VM was restarted");
+    let restarted = husk(ctx, &["restart", "whole"])?.ok()?;
+    expect_contains(&restarted, &["whole: running"])?;
+    ensure!(unit("whole", "MainPID")? != pid, "the VM was not restarted");
+    let plan = ctx.json(&["inspect", "whole", "-o", "json"])?;
+    ensure!(plan["plan"]["hostname"] == "renamed", "{plan}");
+    Ok(())
+}
+
+fn stop_and_start(ctx: &TestContext) -> Result<()> {
+    expect_contains(&husk(ctx, &["stop", "whole"])?.ok()?, &["whole: stopped"])?;
+    ensure!(
+        status(ctx, "whole")?["runStrategy"] == "Halted",
+        "the run strategy"
+    );
+    until_status(ctx, "whole", "Stopped")?;
+    ensure!(
+        unit("whole", "UnitFileState")? == "disabled",
+        "it would start at boot"
+    );
+    expect_contains(&husk(ctx, &["start", "whole"])?.ok()?, &["whole: running"])?;
+    let console = console(ctx, "whole")?;
+    let shell = Shell::small_on(&console)?;
+    shell.expect_contains("head -n 1 /dev/vdb", &["kept"])?;
+    // A guest that powers off starts again, and a monitor that is killed too.
+    let reboots = |pid: &str, how: &dyn Fn() -> Result<()>| {
+        let vmm = ctx.json(&["inspect", "whole", "-o", "json"])?["vmmPid"].clone();
+        how()?;
+        until(|| {
+            let shown = ctx.run(&["inspect", "whole", "-o", "json"])?;
+            Ok(shown.status == 0 && !shown.text.contains(&format!("\"vmmPid\": {vmm}")))
+        })?;
+        until_status(ctx, "whole", "Running").with_context(|| format!("after {pid}"))
+    };
+    reboots("power-off", &|| shell.send("poweroff -f"))?;
+    let pid = unit("whole", "MainPID")?;
+    reboots("kill", &|| sh(ctx, &format!("kill -9 {pid}")).map(drop))
+}
+
+fn run_strategies(ctx: &TestContext) -> Result<()> {
+    for (strategy, after_off, after_kill) in [
+        ("RerunOnFailure", "Stopped", "Running"),
+        ("Once", "Stopped", "Stopped"),
+    ] {
+        let name = strategy.to_ascii_lowercase();
+        expect_contains(
+            &apply(ctx, "vm.yaml", &[vm(&name, strategy)])?.ok()?,
+            &[&format!("{name}: running")],
+        )?;
+        {
+            let vmm = ctx.json(&["inspect", &name, "-o", "json"])?["vmmPid"].clone();
+            sh(ctx, &format!("kill -9 {vmm}"))?;
+            until(|| {
+                Ok(!ctx
+                    .run(&["inspect", &name, "-o", "json"])?
+                    .text
+                    .contains(&format!("\"vmmPid\": {vmm},")))
+            })?;
+            until_status(ctx, &name, after_kill)?;
+        }
+        if after_kill == "Running" {
+            let console = console(ctx, &name)?;
+            Shell::small_on(&console)?.send("poweroff -f")?;
+            until_status(ctx, &name, after_off)?;
+            ensure!(
+                unit(&name, "UnitFileState")? == "disabled",
+                "it would start at boot"
+            );
+        }
+        // Applied again, it stays as its guest has left it.
+        apply(ctx, "vm.yaml", &[vm(&name, strategy)])?.ok()?;
+        ensure!(
+            status(ctx, &name)?["printableStatus"] == "Stopped",
+            "{name} was started again"
+        );
+        husk(ctx, &["delete", "-f", "vm.yaml"])?.ok()?;
+    }
+    expect_contains(
+        &apply(ctx, "vm.yaml", &[vm("manual", "Manual")])?.ok()?,
+        &["manual created"],
+    )?;
+    until_status(ctx, "manual", "Stopped")?;
+    husk(ctx, &["start", "manual"])?.ok()?;
+    let changed = vm("manual", "Halted");
+    expect_contains(&apply(ctx, "vm.yaml", &[changed])?.ok()?, &["manual: stopped"])?;
+    husk(ctx, &["delete", "vm", "manual"])?.ok()?;
+    ctx.nothing_left(Duration::from_secs(10))
+}
+
+fn failures(ctx: &TestContext) -> Result<()> {
+    let mut lost = vm("lost", "Always");
+    add_disk(
+        &mut lost,
+        "data",
+        json!({"persistentVolumeClaim": {"claimName": "none"}}),
+    );
+    let failed = apply(ctx, "vm.yaml", &[lost])?.fails(1)?;
+    expect_contains(
+        &failed,
+        &["error: lost: ErrorPvcNotFound: PVC none not found: apply it"],
+    )?;
+    until_status(ctx, "lost", "ErrorPvcNotFound")?;
+    // The claim is made meanwhile, and a change of the object starts the VM at once.
+    husk(ctx, &["volume", "create", "none", "--size", "1Mi"])?.ok()?;
+    husk(ctx, &["restart", "lost"])?.ok()?;
+    husk(ctx, &["delete", "vm", "lost"])?.ok()?;
+    husk(ctx, &["delete", "pvc", "none"])?.ok()?;
+
+    let mut unknown = vm("unknown", "Always");
+    add_disk(
+        &mut unknown,
+        "image",
+        json!({"containerDisk": {"image": "localhost:5443/disks/none:1"}}),
+    );
+    let failed = apply(ctx, "vm.yaml", &[unknown])?.fails(1)?;
+    expect_contains(
+        &failed,
+        &[
+            "error: unknown: ErrImagePull: image localhost:5443/disks/none:1: ",
+            "no such image",
+        ],
+    )?;
+    husk(ctx, &["delete", "vm", "unknown"])?.ok()?;
+
+    // A file that a person has broken costs that VM alone.
+    apply(ctx, "good.yaml", &[vm("good", "Always")])?.ok()?;
+    apply(ctx, "vm.yaml", &[vm("broken", "Halted")])?.ok()?;
+    sh(
+        ctx,
+        "sed -i s/Halted/Sometimes/ data/objects/default/virtualmachine/broken.yaml",
+    )?;
+    let shown = husk(ctx, &["get", "vm"])?.ok()?;
+    expect_contains(&shown, &["broken.yaml: ", "spec.runStrategy", "good", "Running"])?;
+    let failed = husk(ctx, &["start", "broken"])?.fails(1)?;
+    expect_contains(&failed, &["broken.yaml: ", "Sometimes"])?;
+    husk(ctx, &["delete", "vm", "good", "broken"])?.ok()?;
+
+    let data = |url: String| {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": {"name": "alone"},
+            "spec": {
+                "source": {"http": {"url": url}},
+                "storage": {"resources": {"requests": {"storage": "32Mi"}}},
+            },
+        })
+    };
+    let failed = apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/none.img"))])?.fails(1)?;
+    expect_contains(&failed, &["error: alone: ", "404"])?;
+    expect_contains(&husk(ctx, &["get", "dv"])?.ok()?, &["alone", "Failed"])?;
+    let done = apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/disk.img.gz"))])?.ok()?;
+    expect_contains(&done, &["configured", "alone: the volume is filled"])?;
+    husk(ctx, &["delete", "-f", "dv.yaml"])?.ok()?;
+    ctx.nothing_left(Duration::from_secs(10))
+}
+
+/// Nothing of Husk is left but what was not deleted.
+fn removal(ctx: &TestContext) -> Result<()> {
+    husk(ctx, &["delete", "-f", "manifests", "--ignore-not-found"])?.ok()?;
+    husk(ctx, &["volume", "rm", "plugged"])?.ok()?;
+    let left = sh(
+        ctx,
+        "find data/objects data/volumes -type f -o -name '*:*'; ls run",
+    )?;
+    let left: Vec<&str> = left.lines().filter(|line| !line.ends_with("/.lock")).collect();
+    ensure!(left.is_empty(), "{left:?}");
+    ensure!(
+        !std::path::Path::new("/etc/systemd/system/husk@.service").exists(),
+        "the unit file is left"
+    );
+    let units = sh(
+        ctx,
+        "systemctl list-units --all --plain --no-legend 'husk@*' 'husk-import@*'",
+    )?;
+    ensure!(units.trim().is_empty(), "{units}");
+    Ok(())
+}

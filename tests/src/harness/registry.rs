@@ -1,0 +1,84 @@
+//! Debian's docker-registry with TLS and passwords, filled by skopeo.
+
+use super::context::TestContext;
+use super::program::Session;
+use super::{PATIENCE, images, oci};
+use anyhow::{Result, ensure};
+use serde_json::json;
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Host and port. The user is `user`, the password `secret`.
+pub const ADDRESS: &str = "localhost:5443";
+/// An image with a disk that begins with [`MARK`].
+pub const DISK: &str = "localhost:5443/disks/data:1";
+/// An image with the kernel and initrd of the small image.
+pub const KERNEL: &str = "localhost:5443/kernels/small:6.12";
+/// Beginning of the disk.
+pub const MARK: &str = "husk-disk-of-a-registry";
+
+/// Runs a shell script in the case's folder.
+pub fn sh(ctx: &TestContext, script: &str) -> Result<String> {
+    let output = Command::new("sh")
+        .args(["-euc", script])
+        .current_dir(ctx.path("."))
+        .output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{script}: {}: {errors}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Starts the registry with a certificate of its own.
+pub fn start(ctx: &TestContext) -> Result<Session> {
+    sh(
+        ctx,
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout tls.key -out tls.crt -days 2 -subj /CN=localhost \
+         -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE
+         htpasswd -nbB user secret > htpasswd
+         echo '{\"auths\": {\"localhost:5443\": {\"auth\": \"'$(printf user:secret | base64)'\"}}}' > auth.json",
+    )?;
+    let path = |name: &str| ctx.path(name).display().to_string();
+    let configuration = json!({
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": path("registry")}},
+        "http": {"addr": ADDRESS, "tls": {"certificate": path("tls.crt"), "key": path("tls.key")}},
+        "auth": {"htpasswd": {"realm": "husk", "path": path("htpasswd")}},
+    });
+    std::fs::write(ctx.path("registry.yml"), configuration.to_string())?;
+    let mut command = Command::new("docker-registry");
+    command.arg("serve").arg(ctx.path("registry.yml"));
+    let session = Session::piped(command, &ctx.log("registry.log"))?;
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect(ADDRESS).is_err() {
+        ensure!(Instant::now() < deadline, "the registry does not listen");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(session)
+}
+
+/// Pushes an image with a disk, and one with a kernel.
+pub fn fill(ctx: &TestContext) -> Result<()> {
+    let small = images::small("6.12")?;
+    let (disk, kernel) = (ctx.path("disk-image/disk"), ctx.path("kernel-image/boot"));
+    std::fs::create_dir_all(&disk)?;
+    std::fs::create_dir_all(&kernel)?;
+    std::fs::write(disk.join("disk.img"), format!("{MARK}\n"))?;
+    std::fs::File::options()
+        .write(true)
+        .open(disk.join("disk.img"))?
+        .set_len(64 << 20)?;
+    std::fs::copy(&small.kernel, kernel.join("vmlinuz"))?;
+    std::fs::copy(&small.initrd, kernel.join("initrd"))?;
+    for (folder, layout, name) in [
+        ("disk-image", "disk-layout", DISK),
+        ("kernel-image", "kernel-layout", KERNEL),
+    ] {
+        oci::layout(ctx, layout, &ctx.path(folder))?;
+        let push = format!(
+            "skopeo copy --insecure-policy --dest-tls-verify=false --dest-creds user:secret oci:{layout} docker://{name}"
+        );
+        sh(ctx, &push)?;
+    }
+    Ok(())
+}
