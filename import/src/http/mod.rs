@@ -137,7 +137,11 @@ async fn attempt(
             }
             partial.is_unconfirmed |= if_range.is_none();
         }
-        206 => return Err(broken("the server sent a part of the file")),
+        // A part, or the end of one, that was not asked for.
+        status @ (206 | 416) if !asked_for_rest => {
+            let url = server.shown_url();
+            return Err(VolumeError::Status { url, status });
+        }
         // There is no more: the file was complete.
         416 if asked_for_rest && range.and_then(|range| range.size) == Some(partial.have()) => return Ok(()),
         416 => {

@@ -1,0 +1,385 @@
+//! How it is sent: cuts, ranges, refusals, redirects, TLS and checksums.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use husk_images::{Checksum, ChecksumAlgorithm, Event, HttpSource, Login, VolumeSource};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use sha2::Digest;
+
+use crate::server::{Asked, begin, reply, send, serve, serve_file, serve_tls};
+use crate::{MIB, content, entries, failed, filled, http, import, request, start};
+
+const TAG: (&str, &str) = ("etag: \"1\"\r\n", "\"1\"");
+
+fn checksum(algorithm: ChecksumAlgorithm, content: &[u8]) -> Checksum {
+    let bytes = match algorithm {
+        ChecksumAlgorithm::Md5 => md5::Md5::digest(content).to_vec(),
+        ChecksumAlgorithm::Sha1 => sha1::Sha1::digest(content).to_vec(),
+        ChecksumAlgorithm::Sha256 => sha2::Sha256::digest(content).to_vec(),
+        ChecksumAlgorithm::Sha512 => sha2::Sha512::digest(content).to_vec(),
+    };
+    let digest = bytes.iter().map(|byte| format!("{byte:02X}")).collect();
+    Checksum { algorithm, digest }
+}
+
+fn with_checksum(url: &str, checksum: Checksum) -> VolumeSource {
+    VolumeSource::Http(HttpSource {
+        checksum: Some(checksum),
+        ..http(url)
+    })
+}
+
+/// The requests for a file that is cut off twice by a server.
+fn cut_twice(
+    source: impl FnOnce(&str) -> VolumeSource,
+    answer: impl Fn(usize, &Asked, &mut dyn std::io::Write) + Send + Sync + 'static,
+) -> (Vec<Option<usize>>, Vec<u8>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let requests = seen.clone();
+    let name = serve(move |asked, stream| {
+        let number = {
+            let mut requests = requests.lock().unwrap();
+            requests.push(asked.offset());
+            requests.len()
+        };
+        answer(number, asked, stream);
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let disk = filled(directory.path(), source(&format!("http://{name}/a")), None);
+    let seen = seen.lock().unwrap().clone();
+    (seen, disk)
+}
+
+#[test]
+fn checksums_are_those_of_the_file_as_it_is_sent() {
+    use ChecksumAlgorithm::{Md5, Sha1, Sha256, Sha512};
+    let file = crate::formats::gz(&content(MIB));
+    let url = serve_file(file.clone());
+    for algorithm in [Md5, Sha1, Sha256, Sha512] {
+        let directory = tempfile::tempdir().unwrap();
+        let right = checksum(algorithm, &file);
+        filled(directory.path(), with_checksum(&url, right.clone()), None);
+        let directory = tempfile::tempdir().unwrap();
+        let wrong = checksum(algorithm, b"other");
+        let reason = failed(directory.path(), with_checksum(&url, wrong.clone()), None);
+        let text = format!(
+            "the file has the {algorithm} checksum {}, not {}",
+            right.digest.to_lowercase(),
+            wrong.digest
+        );
+        assert!(reason.starts_with(&text), "{reason}");
+        assert_eq!(entries(directory.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_download_goes_on_where_the_connection_broke() {
+    let file = content(3 * MIB);
+    let sum = checksum(ChecksumAlgorithm::Sha256, &file);
+    let sent = file.clone();
+    let (seen, disk) = cut_twice(
+        |url| with_checksum(url, sum),
+        move |number, asked, stream| {
+            assert_eq!(asked.header("accept-encoding"), Some("identity"));
+            let most = if number < 3 { 1_200_000 } else { usize::MAX };
+            send(asked, stream, &sent, TAG, most);
+        },
+    );
+    assert_eq!(seen, [None, Some(1_200_000), Some(2_400_000)]);
+    assert!(disk == file);
+}
+
+#[test]
+fn a_file_that_changed_is_fetched_from_its_start() {
+    let (old, new) = (content(3 * MIB), vec![7; 2 << 20]);
+    let sent = new.clone();
+    let (seen, disk) = cut_twice(
+        |url| VolumeSource::Http(http(url)),
+        move |number, asked, stream| match number {
+            1 => send(asked, stream, &old, TAG, 1_200_000),
+            _ => send(asked, stream, &sent, ("etag: \"2\"\r\n", "\"2\""), usize::MAX),
+        },
+    );
+    assert_eq!(seen, [None, Some(1_200_000)]);
+    assert!(disk == new);
+}
+
+#[test]
+fn a_server_without_ranges_sends_the_file_again() {
+    let file = content(3 * MIB);
+    let sent = file.clone();
+    let (seen, disk) = cut_twice(
+        |url| VolumeSource::Http(http(url)),
+        move |number, _, stream| {
+            begin(
+                stream,
+                "200 OK",
+                sent.len(),
+                "last-modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n",
+            );
+            let most = if number < 2 { 1_200_000 } else { sent.len() };
+            let _ = stream.write_all(&sent[..most]);
+        },
+    );
+    assert_eq!(seen, [None, Some(1_200_000)]);
+    assert!(disk == file);
+}
+
+#[test]
+fn a_file_without_validators_is_continued_only_if_a_checksum_shows_it() {
+    let (old, new) = (content(3 * MIB), vec![7; 3 << 20]);
+    let (cut, sent) = (old.clone(), old.clone());
+    let (seen, disk) = cut_twice(
+        |url| VolumeSource::Http(http(url)),
+        move |number, asked, stream| {
+            let most = if number < 2 { 1_200_000 } else { usize::MAX };
+            send(asked, stream, &sent, ("", ""), most);
+        },
+    );
+    assert_eq!(seen, [None, None]);
+    assert!(disk == old);
+    // The rest is of another version: the checksum shows it, and the file is fetched whole.
+    let (sum, sent) = (checksum(ChecksumAlgorithm::Md5, &new), new.clone());
+    let (seen, disk) = cut_twice(
+        |url| with_checksum(url, sum),
+        move |number, asked, stream| match number {
+            1 => send(asked, stream, &cut, ("", ""), 1_200_000),
+            _ => send(asked, stream, &sent, ("", ""), usize::MAX),
+        },
+    );
+    assert_eq!(seen, [None, Some(1_200_000), None]);
+    assert!(disk == new);
+}
+
+#[test]
+fn an_import_goes_on_where_a_killed_one_ended() {
+    let file = content(3 * MIB);
+    let (sent, offsets) = (file.clone(), Arc::new(Mutex::new(Vec::new())));
+    let seen = offsets.clone();
+    let name = serve(move |asked, stream| {
+        let first = {
+            let mut seen = seen.lock().unwrap();
+            seen.push((asked.offset(), asked.header("if-range").map(str::to_owned)));
+            seen.len() == 1
+        };
+        send(
+            asked,
+            stream,
+            &sent,
+            TAG,
+            if first { 1_200_000 } else { usize::MAX },
+        );
+        if first {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+    });
+    let source = VolumeSource::Http(http(&format!("http://{name}/a?token=SECRET")));
+    let directory = tempfile::tempdir().unwrap();
+    let mut killed = start(request(directory.path(), source.clone(), None));
+    let fetched = || std::fs::metadata(directory.path().join("download")).map_or(0, |file| file.len());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while fetched() < 1_200_000 {
+        assert!(Instant::now() < deadline, "{} bytes", fetched());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_eq!(entries(directory.path()), ["download", "download.json"]);
+    let kept = std::fs::read_to_string(directory.path().join("download.json")).unwrap();
+    assert!(!kept.contains("SECRET"), "{kept}");
+    assert!(filled(directory.path(), source, None) == file);
+    let tag = Some("\"1\"".to_owned());
+    assert_eq!(*offsets.lock().unwrap(), [(None, None), (Some(1_200_000), tag)]);
+}
+
+#[test]
+fn what_is_left_of_another_url_is_not_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = content(MIB);
+    let url = serve_file(file.clone());
+    let size = Some(MIB / 2);
+    failed(directory.path(), VolumeSource::Http(http(&url)), size);
+    assert_eq!(entries(directory.path()), ["download", "download.json"]);
+    let other = VolumeSource::Http(http(&serve_file(vec![7; 1 << 20])));
+    assert!(filled(directory.path(), other, None) == [7; 1 << 20]);
+    // Neither what a hand has damaged.
+    failed(directory.path(), VolumeSource::Http(http(&url)), size);
+    std::fs::write(directory.path().join("download.json"), "{").unwrap();
+    std::fs::write(directory.path().join("download"), "x").unwrap();
+    assert!(filled(directory.path(), VolumeSource::Http(http(&url)), None) == file);
+}
+
+#[test]
+fn refusals_are_one_line_with_the_way_out() {
+    for (status, text) in [
+        (
+            "401 Unauthorized",
+            "URL does not let you read it (HTTP status 401): name a Secret",
+        ),
+        ("403 Forbidden", "URL does not let you read it (HTTP status 403)"),
+        (
+            "404 Not Found",
+            "URL does not exist (HTTP status 404): correct the URL",
+        ),
+        ("410 Gone", "URL does not exist (HTTP status 410)"),
+        ("418 Teapot", "URL answered with HTTP status 418"),
+        ("206 Partial Content", "URL answered with HTTP status 206"),
+        ("304 Not Modified", "URL answered with HTTP status 304"),
+        ("302 Found", "URL leads elsewhere, but it does not say where"),
+    ] {
+        let name = serve(move |_, stream| reply(stream, status, "retry-after: 0\r\n", b"<html>no\n</html>"));
+        let directory = tempfile::tempdir().unwrap();
+        let source = VolumeSource::Http(http(&format!("http://{name}/a?token=SECRET")));
+        let reason = failed(directory.path(), source, None).replace(&format!("http://{name}/a"), "URL");
+        assert!(reason.starts_with(text) && !reason.contains("SECRET"), "{reason}");
+        assert_eq!(entries(directory.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn a_busy_server_is_asked_again_when_it_says() {
+    let file = content(MIB);
+    let (sent, count) = (file.clone(), AtomicUsize::new(0));
+    let name = serve(move |asked, stream| match count.fetch_add(1, Ordering::Relaxed) {
+        0 => reply(stream, "429 Too Many Requests", "retry-after: 1\r\n", b""),
+        1 => reply(stream, "503 Service Unavailable", "retry-after: 0\r\n", b""),
+        _ => send(asked, stream, &sent, TAG, usize::MAX),
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let source = VolumeSource::Http(http(&format!("http://{name}/a")));
+    let begun = Instant::now();
+    let events = import(request(directory.path(), source, None));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    let retrying = events
+        .iter()
+        .filter(|event| matches!(event, Event::Retrying { .. }));
+    assert_eq!(retrying.count(), 2, "{events:?}");
+    assert_eq!(events.last(), Some(&Event::Filled { size: MIB }));
+    let is_download = |event: &&Event| {
+        **event
+            == Event::Download {
+                done: MIB,
+                size: Some(MIB),
+            }
+    };
+    assert!(events.iter().any(|event| is_download(&event)), "{events:?}");
+    let is_converted = |event: &&Event| **event == Event::Converting { done: MIB, size: MIB };
+    assert!(events.iter().any(|event| is_converted(&event)), "{events:?}");
+}
+
+#[test]
+fn a_server_that_stays_busy_is_given_up() {
+    for (headers, text) in [
+        (
+            "retry-after: 0\r\n",
+            "URL is not available now (HTTP status 503): try again later",
+        ),
+        (
+            "retry-after: 3600\r\n",
+            "URL asks to wait for 3600 s (HTTP status 503): try again then",
+        ),
+    ] {
+        let name = serve(move |_, stream| reply(stream, "503 Service Unavailable", headers, b""));
+        let directory = tempfile::tempdir().unwrap();
+        let source = VolumeSource::Http(http(&format!("http://{name}/a")));
+        let reason = failed(directory.path(), source, None);
+        assert_eq!(reason.replace(&format!("http://{name}/a"), "URL"), text);
+    }
+}
+
+#[test]
+fn secrets_stay_with_the_server_of_the_url() {
+    let asked_for =
+        |asked: &Asked| ["authorization", "x-token"].map(|name| asked.header(name).map(str::to_owned));
+    let file = content(MIB);
+    let (sent, seen) = (file.clone(), Arc::new(Mutex::new(Vec::new())));
+    let (first, second) = (seen.clone(), seen.clone());
+    let other = serve(move |asked, stream| {
+        first.lock().unwrap().push(asked_for(asked));
+        send(asked, stream, &sent, TAG, usize::MAX);
+    });
+    let name = serve(move |asked, stream| {
+        second.lock().unwrap().push(asked_for(asked));
+        let location = match asked.path.as_str() {
+            "/a" => "location: b\r\n".to_owned(),
+            _ => format!("location: http://{other}/c\r\n"),
+        };
+        reply(stream, "302 Found", &location, b"");
+    });
+    let source = HttpSource {
+        login: Some(Login {
+            user: "user".into(),
+            password: "pass".into(),
+        }),
+        headers: vec![("X-Token".into(), "secret".into())],
+        ..http(&format!("http://{name}/a"))
+    };
+    let directory = tempfile::tempdir().unwrap();
+    assert!(filled(directory.path(), VolumeSource::Http(source), None) == file);
+    let secrets = [Some("Basic dXNlcjpwYXNz".to_owned()), Some("secret".to_owned())];
+    assert_eq!(*seen.lock().unwrap(), [secrets.clone(), secrets, [None, None]]);
+}
+
+#[test]
+fn redirects_end() {
+    let name = serve(|_, stream| reply(stream, "302 Found", "location: /a\r\n", b""));
+    let directory = tempfile::tempdir().unwrap();
+    let source = VolumeSource::Http(http(&format!("http://{name}/a")));
+    let reason = failed(directory.path(), source, None);
+    assert!(reason.contains("but more than 10 times"), "{reason}");
+    let name = serve(|_, stream| reply(stream, "302 Found", "location: file:///etc/passwd\r\n", b""));
+    let source = VolumeSource::Http(http(&format!("http://{name}/a")));
+    let reason = failed(directory.path(), source, None);
+    assert!(reason.contains("but neither by http nor by https"), "{reason}");
+}
+
+/// A server's configuration, and the certificate of its authority.
+fn authority() -> (ServerConfig, String) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut params = CertificateParams::new([]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let ca = params.self_signed(&key).unwrap();
+    let issuer = Issuer::new(params, key);
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap();
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    (config, ca.pem())
+}
+
+#[test]
+fn certificates_of_further_authorities_are_trusted() {
+    let ((config, ca), (_, other)) = (authority(), authority());
+    let file = content(MIB);
+    let sent = file.clone();
+    let name = serve_tls(config, move |asked, stream| match asked.path.as_str() {
+        "/a" => send(asked, stream, &sent, TAG, usize::MAX),
+        _ => reply(stream, "302 Found", "location: http://localhost:1/a\r\n", b""),
+    });
+    let with = |path: &str, certificates: Vec<String>| {
+        VolumeSource::Http(HttpSource {
+            certificates,
+            ..http(&format!("https://{name}{path}"))
+        })
+    };
+    let directory = tempfile::tempdir().unwrap();
+    for certificates in [Vec::new(), vec![other.clone()]] {
+        let reason = failed(directory.path(), with("/a", certificates), None);
+        let text = format!("the certificate of {name} is not trusted: put its CA's certificate");
+        assert!(reason.starts_with(&text), "{reason}");
+    }
+    // Several in one text.
+    let both = vec![format!("{other}{ca}")];
+    let reason = failed(directory.path(), with("/b", both.clone()), None);
+    assert!(reason.contains("leads elsewhere, but without TLS"), "{reason}");
+    assert!(filled(directory.path(), with("/a", both), None) == file);
+}
