@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRequest {
     /// An existing directory that this import alone uses. A download that was interrupted stays in it, and the next
-    /// import into it goes on with that. In the end it holds the file `disk.img` and nothing else of the import.
+    /// import into it goes on with that. In the end it holds the file `disk.img`, which replaces an earlier
+    /// one, and nothing else of the import.
     pub directory: PathBuf,
     pub source: VolumeSource,
     /// Size of the disk in bytes. Without it the size is the image's, rounded up to a whole MiB.

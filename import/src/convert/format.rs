@@ -45,6 +45,10 @@ const MAGIC: [(usize, &[u8], Format); 18] = [
 impl Format {
     /// Detects the format by the first [`HEAD`] bytes, or all of a shorter image.
     pub fn of(head: &[u8]) -> Format {
+        // A skippable frame of zstd (RFC 8878, 3.1.2), with which files begin that were compressed in parallel.
+        if let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = head {
+            return Format::Compressed;
+        }
         let found = MAGIC
             .iter()
             .find(|(offset, magic, _)| head.get(*offset..).is_some_and(|head| head.starts_with(magic)));

@@ -155,6 +155,8 @@ fn qcow2(
     }
     let mut writer = SparseWriter::new(disk, limits.room);
     let mut piece = vec![0; PIECE];
+    // Few bytes of tables can stand for any number of equal clusters.
+    let mut left = limits.size.unwrap_or(MAX_UNPACKED);
     while writer.length() < size {
         let offset = writer.length();
         let extent = image.extent(offset).map_err(unreadable)?;
@@ -165,6 +167,8 @@ fn qcow2(
         while writer.length() < end {
             let length = (end - writer.length()).min(PIECE as u64) as usize;
             let piece = &mut piece[..length];
+            let refused = ConvertError::TooLarge { needed: None };
+            left = left.checked_sub(piece.len() as u64).ok_or(refused)?;
             image.read_at(writer.length(), piece).map_err(unreadable)?;
             writer.write_all(piece).map_err(unwritable)?;
             progress.at(writer.length(), size);

@@ -77,7 +77,7 @@ async fn complete(
         }
         let delay = delay(&error, failures)?;
         say(&Event::Retrying {
-            reason: error.to_string(),
+            reason: error.of_attempt(),
         });
         tokio::time::sleep(delay).await;
     }
@@ -121,7 +121,7 @@ async fn attempt(
     let asked_for_rest = rest.is_some();
     let response = server.get(rest).await?;
     let broken = |reason: &str| VolumeError::Broken {
-        server: server.shown_url(),
+        url: server.shown_url(),
         reason: reason.to_owned(),
     };
     let range = ContentRange::of(&response);
@@ -129,13 +129,18 @@ async fn attempt(
         206 if asked_for_rest => {
             let size = range.and_then(|range| range.size);
             let now = Validators::of(&source.url, response.headers(), size);
+            let known = partial.validators().size;
             let begins = range.and_then(|range| range.begin) == Some(partial.have());
             let other_tag = now.if_range().is_some() && now.if_range() != if_range.as_deref();
-            if !begins || other_tag && if_range.is_some() {
+            let other_size = size.is_some() && known.is_some() && size != known;
+            if !begins || other_size || other_tag && if_range.is_some() {
                 partial.restart(Validators::default())?;
                 return Err(broken("the server sent another part than it was asked for"));
             }
             partial.is_unconfirmed |= if_range.is_none();
+            if known.is_none() {
+                partial.set_size(size)?;
+            }
         }
         // A part, or the end of one, that was not asked for.
         status @ (206 | 416) if !asked_for_rest => {
@@ -168,7 +173,7 @@ async fn receive(
 ) -> Result<(), VolumeError> {
     let size = partial.validators().size;
     let broken = |reason: String| VolumeError::Broken {
-        server: server.shown_url(),
+        url: server.shown_url(),
         reason,
     };
     let event = |done| Event::Download { done, size };
@@ -204,9 +209,7 @@ async fn receive(
     }
     say(&event(have));
     if size.is_none() {
-        let mut validators = partial.validators().clone();
-        validators.size = Some(have);
-        partial.describe(validators)?;
+        partial.set_size(Some(have))?;
     }
     Ok(())
 }

@@ -146,11 +146,17 @@ impl<'a> Partial<'a> {
         self.describe(validators)
     }
 
-    /// Keeps what the server says.
+    /// Keeps the size of the whole file.
     ///
     /// # Errors
     /// The directory cannot be written.
-    pub fn describe(&mut self, validators: Validators) -> Result<(), VolumeError> {
+    pub fn set_size(&mut self, size: Option<u64>) -> Result<(), VolumeError> {
+        let validators = self.validators.clone();
+        self.describe(Validators { size, ..validators })
+    }
+
+    /// Keeps what the server says.
+    fn describe(&mut self, validators: Validators) -> Result<(), VolumeError> {
         let path = self.directory.path(Entry::Validators);
         let text = serde_json::to_vec(&validators).map_err(|error| VolumeError::io(&path)(error.into()))?;
         let mut file = self.directory.file(Entry::Validators)?;
@@ -161,6 +167,8 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
+    /// Appends what came.
+    ///
     /// # Errors
     /// The directory cannot be written.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), VolumeError> {
@@ -175,6 +183,8 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
+    /// Compares the checksum, if the request has one.
+    ///
     /// # Errors
     /// The checksum is another one than the request has.
     pub fn check(&self) -> Result<(), VolumeError> {

@@ -50,8 +50,8 @@ pub enum VolumeError {
     UnknownHost { server: String },
     #[error("{server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },
-    #[error("the connection to {server} broke too often: {reason}; try again")]
-    Broken { server: String, reason: String },
+    #[error("the download of {url} broke too often: {reason}; try again")]
+    Broken { url: String, reason: String },
     #[error("the file has the {algorithm} checksum {found}, not {given}: correct `checksum` or the URL")]
     Checksum {
         algorithm: ChecksumAlgorithm,
@@ -74,8 +74,12 @@ pub enum VolumeError {
     Unreadable(String),
     #[error("the image could not be converted: {0}")]
     Conversion(String),
+    #[error(
+        "{registry} does not let you read it: name a Secret with accessKeyId and secretKey in `secretRef`, or log in with `podman login {registry}`"
+    )]
+    RegistryLogin { registry: String },
     #[error("{0}")]
-    Pull(#[from] PullError),
+    Pull(PullError),
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -91,11 +95,33 @@ impl VolumeError {
         matches!(self, VolumeError::Format(_) | VolumeError::Unreadable(_))
     }
 
+    /// Why an attempt failed that another one follows.
+    pub fn of_attempt(&self) -> String {
+        match self {
+            VolumeError::Busy { status, .. } => format!("the server answered with HTTP status {status}"),
+            VolumeError::Broken { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }
+    }
+
     /// True if another attempt may succeed.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,
             VolumeError::Busy { .. } | VolumeError::Unreachable { .. } | VolumeError::Broken { .. }
         )
+    }
+}
+
+impl From<PullError> for VolumeError {
+    fn from(error: PullError) -> VolumeError {
+        match error {
+            PullError::Unauthorized { registry } => VolumeError::RegistryLogin { registry },
+            PullError::Certificate { registry, reason } => VolumeError::Certificate {
+                server: registry,
+                reason,
+            },
+            other => VolumeError::Pull(other),
+        }
     }
 }

@@ -116,5 +116,8 @@ fn refusals_leave_nothing() {
         "it has no file in folder /disk: it is not a containerDisk"
     );
     let reason = refused(directory.path(), "disk/a.img", b"a", "other");
-    assert!(reason.contains("does not let you read it"), "{reason}");
+    assert!(
+        reason.contains("does not let you read it: name a Secret"),
+        "{reason}"
+    );
 }

@@ -11,7 +11,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::Digest;
 
 use crate::server::{Asked, begin, reply, send, serve, serve_file, serve_tls};
-use crate::{MIB, content, entries, failed, filled, http, import, request, start};
+use crate::{MIB, content, entries, failed, filled, http, import, request, start, start_with};
 
 const TAG: (&str, &str) = ("etag: \"1\"\r\n", "\"1\"");
 
@@ -322,6 +322,23 @@ fn secrets_stay_with_the_server_of_the_url() {
     assert!(filled(directory.path(), VolumeSource::Http(source), None) == file);
     let secrets = [Some("Basic dXNlcjpwYXNz".to_owned()), Some("secret".to_owned())];
     assert_eq!(*seen.lock().unwrap(), [secrets.clone(), secrets, [None, None]]);
+}
+
+#[test]
+fn proxies_are_those_of_the_environment() {
+    let file = content(MIB);
+    let proxy = serve(move |asked, stream| {
+        assert_eq!(asked.path, "http://disks.example/a");
+        send(asked, stream, &file, TAG, usize::MAX);
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let source = VolumeSource::Http(http("http://disks.example/a"));
+    let child = start_with(
+        request(directory.path(), source, None),
+        ("http_proxy", &format!("http://{proxy}")),
+    );
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(entries(directory.path()), ["disk.img"]);
 }
 
 #[test]

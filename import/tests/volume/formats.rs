@@ -131,6 +131,7 @@ fn damaged_images_are_refused() {
         (flipped(gz(&disk)), ""),
         (flipped(xz(&disk)), ""),
         (flipped(zst(&disk)), ""),
+        (ending(zst(&disk)), "a zstd frame does not match its checksum"),
         (b"\x1f\x8b".repeat(1000), ""),
         (b"\xfd7zXZ\0".repeat(1000), ""),
         (b"\x28\xb5\x2f\xfd".repeat(1000), ""),
@@ -199,6 +200,14 @@ fn other_formats_are_refused_by_name() {
 
 fn cut(mut file: Vec<u8>) -> Vec<u8> {
     file.truncate(file.len() - file.len() / 4);
+    file
+}
+
+/// With another last byte, which is of a checksum.
+fn ending(mut file: Vec<u8>) -> Vec<u8> {
+    if let Some(last) = file.last_mut() {
+        *last ^= 1;
+    }
     file
 }
 

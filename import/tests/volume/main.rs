@@ -45,12 +45,16 @@ fn request(directory: &Path, source: VolumeSource, size: Option<u64>) -> VolumeR
 }
 
 fn start(request: VolumeRequest) -> Child {
+    start_with(request, ("NO_PROXY", "localhost"))
+}
+
+fn start_with(request: VolumeRequest, (variable, value): (&str, &str)) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_husk-import"))
         .env("HOME", &request.directory)
         .env_remove("REGISTRY_AUTH_FILE")
         .env_remove("XDG_RUNTIME_DIR")
         .env_remove("DOCKER_CONFIG")
-        .env("NO_PROXY", "localhost")
+        .env(variable, value)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -25,7 +25,7 @@ pub fn image(disk: &[u8]) -> Vec<u8> {
     put(96, &4_u32.to_be_bytes());
     put(100, &104_u32.to_be_bytes());
     put(CLUSTER, &(2 * CLUSTER as u64).to_be_bytes());
-    put(3 * CLUSTER, &(1 << 63 | 4 * CLUSTER as u64).to_be_bytes());
+    put(3 * CLUSTER, &((1 << 63) | (4 * CLUSTER as u64)).to_be_bytes());
     for (number, data) in disk.chunks(CLUSTER).enumerate() {
         if data.iter().all(|byte| *byte == 0) {
             continue;
@@ -34,7 +34,7 @@ pub fn image(disk: &[u8]) -> Vec<u8> {
         let at = file.len() as u64;
         let entry = if number % 2 == 0 {
             file.extend(data);
-            1 << 63 | at
+            (1 << 63) | at
         } else {
             let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
             let mut whole = data.to_vec();
@@ -44,7 +44,7 @@ pub fn image(disk: &[u8]) -> Vec<u8> {
             file.extend(&packed);
             file.resize(file.len().next_multiple_of(512), 0);
             let further = (packed.len() as u64).div_ceil(512) - 1;
-            1 << 62 | further << 54 | at
+            (1 << 62) | (further << 54) | at
         };
         let place = 4 * CLUSTER + number * 8;
         file[place..place + 8].copy_from_slice(&entry.to_be_bytes());
