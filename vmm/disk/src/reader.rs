@@ -74,7 +74,7 @@ impl DiskReader {
 pub struct Qcow2Reader(ImageContent);
 
 impl Qcow2Reader {
-    /// Opens an image without a base, which must be open for reading only.
+    /// Opens an image without a base, which is not written to.
     ///
     /// # Errors
     /// As [`Disk::open_qcow2`].

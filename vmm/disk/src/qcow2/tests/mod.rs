@@ -13,6 +13,7 @@ mod check;
 mod harness;
 mod hostile;
 mod overlay;
+mod reader;
 
 use harness::*;
 
