@@ -129,16 +129,13 @@ async fn attempt(
         206 if asked_for_rest => {
             let size = range.and_then(|range| range.size);
             let now = Validators::of(&source.url, response.headers(), size);
-            let known = partial.validators().size;
             let begins = range.and_then(|range| range.begin) == Some(partial.have());
-            let other_tag = now.if_range().is_some() && now.if_range() != if_range.as_deref();
-            let other_size = size.is_some() && known.is_some() && size != known;
-            if !begins || other_size || other_tag && if_range.is_some() {
+            if !begins || now.contradict(partial.validators()) {
                 partial.restart(Validators::default())?;
                 return Err(broken("the server sent another part than it was asked for"));
             }
             partial.is_unconfirmed |= if_range.is_none();
-            if known.is_none() {
+            if partial.validators().size.is_none() {
                 partial.set_size(size)?;
             }
         }

@@ -55,6 +55,20 @@ impl Validators {
         self.etag.as_deref().or(self.modified.as_deref())
     }
 
+    /// True if they are of different versions of a file. A reply need not have both validators.
+    pub fn contradict(&self, other: &Validators) -> bool {
+        let differ = |one: &Option<String>, two: &Option<String>| match (one, two) {
+            (Some(one), Some(two)) => Some(one != two),
+            _ => None,
+        };
+        let sizes = self.size.zip(other.size).is_some_and(|(one, two)| one != two);
+        let tags = differ(&self.etag, &other.etag);
+        sizes
+            || tags
+                .or_else(|| differ(&self.modified, &other.modified))
+                .unwrap_or(false)
+    }
+
     /// True if both are of the same version of the same file.
     pub fn are_of_the_same_file_as(&self, other: &Validators) -> bool {
         self.if_range().is_some() && self == other

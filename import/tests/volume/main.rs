@@ -5,6 +5,7 @@ mod downloads;
 mod formats;
 mod qcow2;
 mod server;
+mod servers;
 mod space;
 
 use std::fs;
