@@ -29,8 +29,9 @@ pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> 
     }
 }
 
-/// Ends the deletions that were begun, and stores none of which a VM's owner is gone.
+/// Ends the deletions that were begun, and removes what power cuts have left.
 pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> Result<(), Failure> {
+    machine.objects.remove_leftovers()?;
     let objects = machine.objects.read()?;
     for object in objects.objects.iter().filter(|object| object.is_deleting()) {
         if let Err(failure) = end(machine, systemd, object) {

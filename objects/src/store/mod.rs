@@ -15,6 +15,8 @@ use crate::key::{CLUSTER, Key, Kind};
 use crate::stored::{Objects, StoredObject};
 
 const LOCK: &str = ".lock";
+/// End of the name of a file that is not complete.
+const NEW: &str = ".new";
 /// Fields of `metadata` that an API server owns.
 const SERVER_FIELDS: [&str; 8] = [
     "uid",
@@ -211,11 +213,34 @@ impl ObjectStore {
         Ok(())
     }
 
+    /// Removes what a power cut has left of changes.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn remove_leftovers(&self) -> Result<(), ObjectError> {
+        if !self.path.exists() {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        for namespace in names(&self.path)? {
+            for kind in names(&self.path.join(&namespace))? {
+                let directory = self.path.join(&namespace).join(kind);
+                for file in names(&directory)? {
+                    if file.starts_with('.') && file.ends_with(NEW) {
+                        let path = directory.join(file);
+                        fs::remove_file(&path).map_err(ObjectError::io(&path))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn write(&self, object: &StoredObject) -> Result<(), ObjectError> {
         let path = self.file(&object.key);
         let directory = path.parent().unwrap_or(&self.path);
         make_directory(directory)?;
-        let new = directory.join(format!(".{}.new", object.key.name));
+        let new = directory.join(format!(".{}{NEW}", object.key.name));
         let text = text(&path, object.value())?;
         let _ = fs::remove_file(&new);
         let mut file = OpenOptions::new()

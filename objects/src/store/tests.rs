@@ -126,6 +126,18 @@ fn a_deletion_is_begun_and_ended() {
 }
 
 #[test]
+fn what_a_power_cut_leaves_is_removed() {
+    let (_folder, store) = store();
+    store.remove_leftovers().expect("no store");
+    let key = store.apply(&secret("one")).expect("applied").object.key;
+    let left = store.file(&key).with_file_name(".other.new");
+    fs::write(&left, "kind:").expect("written");
+    assert_eq!(store.read().expect("read").objects.len(), 1);
+    store.remove_leftovers().expect("removed");
+    assert!(!left.exists() && store.get(&key).is_ok());
+}
+
+#[test]
 fn immutable_data_stays() {
     let (_folder, store) = store();
     let mut object = secret("one");

@@ -85,7 +85,8 @@ pub const DEFAULT: &[Case] = &[
     unprivileged::CASE,
     registry::CASE,
     volumes::CASE,
-    apply::CASE,
+    apply::LIFE,
+    apply::ENDS,
     demo::CASE,
 ];
 

@@ -50,6 +50,7 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
     runtime.prepare()?;
     runtime.remove_abandoned()?;
+    let files = runtime.volume_files(&name.namespace, &name.name)?;
     let done = live_vm::block_on(async {
         let stopping = stop_signal()?;
         Service {
@@ -62,6 +63,8 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
         .await
     });
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    // The thread that prepares the VM may have been in the middle of it.
+    drop(ObjectFiles::new(files));
     done
 }
 
