@@ -3,6 +3,7 @@
 use crate::harness::Case;
 
 mod apply;
+mod apply_user;
 mod bad_boot;
 mod bad_manifest;
 mod balloon;
@@ -24,6 +25,7 @@ mod machine;
 mod network;
 mod pause;
 mod power_cut;
+mod power_cut_stores;
 mod qcow2;
 mod qcow2_refused;
 mod reboot;
@@ -87,6 +89,7 @@ pub const DEFAULT: &[Case] = &[
     volumes::CASE,
     apply::LIFE,
     apply::ENDS,
+    apply_user::CASE,
     demo::CASE,
 ];
 
@@ -117,6 +120,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `hotplug-many` | `hotplug`, one disk at a time |
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
+/// | `power-cut-stores` | `apply`, `volumes`; tests of what power cuts leave in `husk-objects` and `husk-claims` |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     machine::MEDIUM,
@@ -144,6 +148,7 @@ pub const FULL: &[Case] = &[
     console::STALLED_CLIENT,
     stop::BUTTON_ON_6_1,
     shim::systemd::CASE,
+    power_cut_stores::CASE,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.

@@ -183,13 +183,21 @@ impl Log {
         })
     }
 
-    /// The content of the whole disk that was durable when `mark` was set.
-    pub fn disk_at(&self, mark: &str) -> Result<Vec<u8>> {
-        let end = self
-            .entries
+    /// Number of writes before a mark, marks included.
+    pub fn position(&self, mark: &str) -> Result<usize> {
+        self.entries
             .iter()
             .position(|entry| entry.flags & MARK != 0 && entry.mark == mark)
-            .with_context(|| format!("no mark {mark:?} among {} entries", self.entries.len()))?;
+            .with_context(|| format!("no mark {mark:?} among {} entries", self.entries.len()))
+    }
+
+    /// The content of the whole disk that was durable when `mark` was set.
+    pub fn disk_at(&self, mark: &str) -> Result<Vec<u8>> {
+        self.disk_before(self.position(mark)?)
+    }
+
+    /// The content of the whole disk after this many writes.
+    pub fn disk_before(&self, end: usize) -> Result<Vec<u8>> {
         let mut disk = vec![0; usize::try_from(self.disk_bytes)?];
         for entry in &self.entries[..end] {
             let start = usize::try_from(entry.at * self.sector)?;
