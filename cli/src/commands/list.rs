@@ -3,13 +3,19 @@
 use husk_monitor::state::RuntimeDir;
 use jiff::Timestamp;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
+use crate::machine::systemd::Systemd;
+use crate::vm_ref::VmRef;
 use crate::vm_view::VmView;
 use crate::{live_vm, output, vm_view};
 
+/// Longest state of a VM that does not run, in characters.
+const STATE: usize = 60;
+
 /// List running VMs
 ///
-/// Paused VMs are listed too. Each user sees their own VMs; root also sees those of pods (namespace `pods`).
+/// Paused VMs are listed too, and in the table those of the store that are being started, with what they wait for. Each
+/// user sees their own VMs; root also sees those of pods (namespace `pods`).
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "ls",
@@ -50,15 +56,38 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let views = live_vm::block_on(vm_view::all(dirs))?;
     output::print(&match args.output {
         ListFormat::Json => output::json(&views)?,
-        _ if views.is_empty() => {
-            eprintln!("no VM is running");
-            return Ok(());
+        _ => {
+            let starting = starting(&views);
+            if views.is_empty() && starting.is_empty() {
+                eprintln!("no VM is running");
+                return Ok(());
+            }
+            table(&views, &starting, Timestamp::now())
         }
-        _ => table(&views, Timestamp::now()),
     })
 }
 
-fn table(views: &[VmView], now: Timestamp) -> String {
+/// The VMs of the store that systemd has started and that do not run yet, with what they wait for.
+fn starting(views: &[VmView]) -> Vec<(VmRef, String)> {
+    let units = Systemd::find().and_then(Systemd::units).unwrap_or_default();
+    let runs = |vm: &VmRef| {
+        views
+            .iter()
+            .any(|view| view.namespace == vm.namespace && view.name == vm.name)
+    };
+    let units = units
+        .vms
+        .into_iter()
+        .filter(|(vm, unit)| unit.runs() && !runs(vm));
+    units
+        .map(|(vm, unit)| match unit.text.is_empty() {
+            true => (vm, "Starting".to_owned()),
+            false => (vm, one_line(&unit.text).chars().take(STATE).collect()),
+        })
+        .collect()
+}
+
+fn table(views: &[VmView], starting: &[(VmRef, String)], now: Timestamp) -> String {
     let mut rows = vec![["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY", "ADDRESS"].map(String::from)];
     rows.extend(views.iter().map(|view| {
         let known = |text: String| if view.phase == "Unknown" { "-".into() } else { text };
@@ -70,6 +99,18 @@ fn table(views: &[VmView], now: Timestamp) -> String {
             known(view.cpus.to_string()),
             known(output::bytes(view.memory_bytes)),
             view.address().unwrap_or("-").into(),
+        ]
+    }));
+    rows.extend(starting.iter().map(|(vm, state)| {
+        let [age, cpus, memory, address] = ["-"; 4].map(String::from);
+        [
+            vm.namespace.clone(),
+            vm.name.clone(),
+            state.clone(),
+            age,
+            cpus,
+            memory,
+            address,
         ]
     }));
     output::table(&rows)
@@ -130,10 +171,15 @@ mod tests {
             ..VmView::default()
         };
         assert_eq!(
-            table(&[demo, lost], Timestamp::UNIX_EPOCH),
+            table(
+                &[demo, lost],
+                &[("new".parse().unwrap(), "Starting".into())],
+                Timestamp::UNIX_EPOCH
+            ),
             "NAMESPACE  NAME  STATE             AGE  CPUS  MEMORY  ADDRESS\n\
              default    demo  Running (paused)  -    2     512Mi   10.77.0.2\n\
-             test       lost  Unknown           -    -     -       -\n"
+             test       lost  Unknown           -    -     -       -\n\
+             default    new   Starting          -    -     -       -\n"
         );
     }
 }

@@ -1,10 +1,14 @@
 //! `husk logs`.
 
-use husk_monitor::state::PODS;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
+
+use husk_monitor::state::PODS;
 
 use crate::failure::Failure;
 use crate::log_file::LogFile;
+use crate::machine::systemd::Systemd;
 use crate::vm_ref::VmRef;
 use crate::{live_vm, output};
 
@@ -38,6 +42,27 @@ pub(crate) struct Args {
     monitor: bool,
 }
 
+/// Prints the journal of a VM of the store, whose monitor logs there.
+fn journal(args: &Args) -> Result<(), Failure> {
+    let mut command = Command::new("journalctl");
+    if !rustix::process::geteuid().is_root() {
+        command.arg("--user");
+    }
+    command.args([
+        "--no-pager",
+        "--output=cat",
+        "--unit",
+        &Systemd::vm_unit(&args.vm),
+    ]);
+    if args.follow {
+        command.arg("--follow");
+    }
+    if let Some(lines) = args.tail {
+        command.arg(format!("--lines={lines}"));
+    }
+    Err(Failure::at("journalctl")(command.exec()))
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let dir = live_vm::find(&args.vm)?;
     if args.monitor && args.vm.namespace == PODS {
@@ -45,6 +70,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             "{}: the shim of a pod logs to containerd: try `journalctl -u containerd`",
             args.vm
         )));
+    }
+    if args.monitor && !dir.monitor_log().exists() {
+        return journal(args);
     }
     let path = if args.monitor {
         dir.monitor_log()
