@@ -36,6 +36,17 @@ impl Kind {
         Kind::VirtualMachineInstance,
     ];
 
+    /// The kinds that VMs need.
+    pub const NEEDED: [Kind; 7] = [
+        Kind::Secret,
+        Kind::ConfigMap,
+        Kind::Instancetype,
+        Kind::ClusterInstancetype,
+        Kind::Preference,
+        Kind::ClusterPreference,
+        Kind::DataVolume,
+    ];
+
     /// `kind` of a manifest.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -48,7 +48,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => {
             stop(systemd, &object.key)?;
-            for owned in machine.objects.read()?.objects {
+            for owned in machine.objects.read_kinds(&[Kind::DataVolume])?.objects {
                 if owned.is_owned_by(object.uid()) && owned.key.namespace == object.key.namespace {
                     delete(machine, systemd, &owned.key)?;
                 }

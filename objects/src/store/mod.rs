@@ -67,12 +67,20 @@ impl ObjectStore {
     /// # Errors
     /// The directory cannot be read. Damaged files are no error: see [`Objects::damaged`].
     pub fn read(&self) -> Result<Objects, ObjectError> {
+        self.read_kinds(&Kind::ALL)
+    }
+
+    /// The objects of these kinds.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_kinds(&self, kinds: &[Kind]) -> Result<Objects, ObjectError> {
         let mut all = Objects::default();
         let namespaces = names(&self.path)?
             .into_iter()
             .filter(|name| !name.starts_with('.'));
         for namespace in namespaces.chain([CLUSTER.to_owned()]) {
-            for kind in Kind::ALL {
+            for &kind in kinds {
                 if kind.is_namespaced() == (namespace == CLUSTER) {
                     continue;
                 }

@@ -115,7 +115,7 @@ fn run(ctx: &TestContext) -> Result<()> {
                     "memory": {"guest": "128Mi"},
                     "devices": {"disks": [{"name": "data", "disk": {"bus": "virtio"}}]},
                     "firmware": {"kernelBoot": {
-                        "kernelArgs": "console=ttyS0 quiet husk.do=button,shell",
+                        "kernelArgs": "console=ttyS0 quiet husk.do=disks,button,shell",
                         "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
                     }},
                 },

@@ -233,7 +233,7 @@ pub(super) fn run_import(args: &ImportArgs) -> Result<(), Failure> {
     use sd_notify::{NotifyState, notify};
     let machine = Machine::locate()?;
     let _ = notify(&[NotifyState::Ready]);
-    let objects = machine.objects.read()?;
+    let objects = machine.objects.read_kinds(&Kind::NEEDED)?;
     let mut report = |text: &str| {
         let _ = notify(&[NotifyState::Status(&one_line(text))]);
     };

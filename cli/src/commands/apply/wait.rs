@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 use crate::{live_vm, vm_view};
 
 /// Interval between two looks.
-const LOOK: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// What to wait for.
 #[derive(Debug, Default)]
@@ -44,6 +44,16 @@ impl Waits {
         let mut lines = Lines::default();
         let mut failed = false;
         let runtime = RuntimeDir::locate()?;
+        // Parsing them at each look would take long with many VMs.
+        let mut stored = BTreeMap::new();
+        for name in self.vms.iter().chain(&self.stops) {
+            if let Some(vm) = vm::keys(name)
+                .into_iter()
+                .find_map(|key| machine.objects.get(&key).ok())
+            {
+                stored.insert(name.clone(), vm);
+            }
+        }
         loop {
             let units = systemd.units()?;
             let views = live_vm::block_on(vm_view::all(runtime.list()?))?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use husk_monitor::monitor::{EmbeddedVm, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_objects::Outcome;
+use husk_objects::{Kind, ObjectError, Outcome, StoredObject};
 use husk_proto::shim::v1::{Phase, Status};
 use husk_vmi::objects::RunStrategy;
 use husk_vmi::{PodResources, VmPlan};
@@ -270,14 +270,10 @@ fn life(status: &Status) -> Life {
 
 /// Makes the plan of a VM and provides its data. May take long.
 fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prepared, PrepareError> {
-    let mut objects = machine.objects.read().map_err(Failure::from)?;
-    let keys = vm::keys(name);
-    let Some(stored) = keys.iter().find_map(|key| objects.get(key)) else {
-        // It may be damaged: then this says why.
-        let errors = keys.iter().filter_map(|key| machine.objects.get(key).err());
-        let lines: Vec<String> = errors.map(|error| error.to_string()).collect();
-        return Err(PrepareError::Manifest(lines));
-    };
+    // Not the other VMs: with many of them, reading all at a boot takes long.
+    let read = || machine.objects.read_kinds(&Kind::NEEDED).map_err(Failure::from);
+    let mut objects = read()?;
+    let stored = stored(machine, name).map_err(PrepareError::Manifest)?;
     if stored.is_deleting() {
         return Err(PrepareError::Manifest(vec![format!(
             "{} is being deleted",
@@ -286,10 +282,10 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
     }
     let known = machine.known(&objects, &[])?;
     let expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
-    let added = super::store_templates(machine, stored, &expanded)?;
+    let added = super::store_templates(machine, &stored, &expanded)?;
     let uid = stored.uid().to_owned();
     if added.iter().any(|added| added.outcome == Outcome::Created) {
-        objects = machine.objects.read().map_err(Failure::from)?;
+        objects = read()?;
     }
     let files = runtime
         .volume_files(&name.namespace, &name.name)
@@ -328,6 +324,23 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         metadata,
         files,
     })
+}
+
+/// The VM in the store, or why there is none.
+fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Vec<String>> {
+    let mut errors = Vec::new();
+    for key in vm::keys(name) {
+        match machine.objects.get(&key) {
+            Ok(stored) => return Ok(stored),
+            Err(error) => errors.push(error),
+        }
+    }
+    // If one of the two is damaged, that the other is not found says nothing.
+    let damaged = errors
+        .iter()
+        .find(|error| !matches!(error, ObjectError::NotFound(_)));
+    let error = damaged.or(errors.first());
+    Err(error.map(ToString::to_string).into_iter().collect())
 }
 
 /// Becomes true with the first SIGTERM or SIGINT.
