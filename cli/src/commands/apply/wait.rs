@@ -136,10 +136,12 @@ fn start_step(status: &status::VmStatus, active: &str) -> Step {
             message => message.to_owned(),
         }),
         "Stopped" if active == "inactive" => Step::Done("has ended".to_owned()),
-        "Stopped" | "Starting" | "Provisioning" | "Stopping" => Step::Busy(match status.message.as_str() {
-            "" => "starting".to_owned(),
-            message => message.to_owned(),
-        }),
+        "Stopped" | "Starting" | "Provisioning" | "Stopping" | "Unknown" => {
+            Step::Busy(match status.message.as_str() {
+                "" => "starting".to_owned(),
+                message => message.to_owned(),
+            })
+        }
         // It is started again later, but whoever waits must look after it.
         other => Step::Failed(format!("{other}: {}", status.message)),
     }
