@@ -9,6 +9,9 @@ use husk_vmi::{Vmi, VolumeImage, volume_images};
 use crate::failure::{Failure, note};
 use crate::import_program;
 
+/// Returns `.dockerconfigjson` of the imagePullSecret of a field, by the field's path and the Secret's name.
+type SecretOf<'a> = dyn Fn(&str, &str) -> Result<Option<String>, Failure> + 'a;
+
 /// The images to pull for a VM.
 pub(crate) struct ImageVolumes {
     images: Vec<(VolumeImage, ImageName, PullPolicy)>,
@@ -69,13 +72,13 @@ impl ImageVolumes {
         self.pull_by(&no_secret, &mut import_program::pull)
     }
 
-    /// As [`pull`](Self::pull), by a function. `secret` returns `.dockerconfigjson` of the imagePullSecret of a field.
+    /// As [`pull`](Self::pull), by a function.
     ///
     /// # Errors
     /// Those of the functions.
     pub(crate) fn pull_by(
         self,
-        secret: &dyn Fn(&str, &str) -> Result<Option<String>, Failure>,
+        secret: &SecretOf<'_>,
         pull: &mut dyn FnMut(PullRequest) -> Result<StoredImage, Failure>,
     ) -> Result<BTreeMap<String, PathBuf>, Failure> {
         let mut paths = BTreeMap::new();

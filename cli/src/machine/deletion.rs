@@ -34,10 +34,8 @@ pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> R
     machine.objects.remove_leftovers()?;
     let objects = machine.objects.read()?;
     for object in objects.objects.iter().filter(|object| object.is_deleting()) {
-        if let Err(failure) = end(machine, systemd, object) {
-            if let Failure::Runtime(text) = &failure {
-                note(&format!("{}: its deletion is not complete: {text}", object.key));
-            }
+        if let Err(Failure::Runtime(text)) = end(machine, systemd, object) {
+            note(&format!("{}: its deletion is not complete: {text}", object.key));
         }
     }
     remove_orphaned_imports(machine, &objects);
