@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A claim appears and disappears by one rename, after its data is on stable storage; what a power cut leaves in
-//! `.changes` is removed at the next change; an import goes on with what is in its directory. Status is never stored: size and use are those of the file.
+//! `.changes` is removed at the next change; an import goes on with what is in its directory. Status is
+//! never stored: size and use are those of the file.
 
 mod claim;
 mod copy;

@@ -21,10 +21,10 @@ Environment:
                     [default: /run/husk for root, else $XDG_RUNTIME_DIR/husk]
   HUSK_SCRATCH_DIR  directory for ephemeral data (emptyDisk, overlays, unpacked
                     images) [default: /var/tmp]
-  HUSK_DATA_DIR     directory for what is kept: images and volumes [default:
-                    /var/lib/husk for root, else $XDG_DATA_HOME/husk]
+  HUSK_DATA_DIR     directory for what is kept: objects, images and volumes
+                    [default: /var/lib/husk for root, else $XDG_DATA_HOME/husk]
   HUSK_VMM          path of the VMM [default: husk-vmm beside husk, else on PATH]
-  HUSK_IMPORT       path of the program that pulls images
+  HUSK_IMPORT       path of the program that pulls images and fills volumes
                     [default: husk-import beside husk, else on PATH]
   HUSK_KVM          path of the KVM device, used without checks
                     [default: /dev/kvm]

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         }
         let _ = writeln!(
             std::io::stderr(),
-            "husk-import is started by husk: use `husk images pull` or `husk run`"
+            "husk-import is started by husk: use `husk images pull`, `husk run` or `husk apply`"
         );
         return ExitCode::from(2);
     }

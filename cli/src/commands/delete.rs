@@ -53,12 +53,18 @@ enum Target {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let machine = Machine::locate()?;
-    let systemd = Systemd::find().ok();
-    finish_deletions(&machine, systemd)?;
     let targets = match args.files.is_empty() {
         true => named(args)?,
         false => of_files(args)?,
     };
+    let is_vm = |target: &Target| matches!(target, Target::Object(key) if KINDS.contains(&key.kind));
+    let systemd = match Systemd::find() {
+        Ok(systemd) => Some(systemd),
+        // A VM may run under a manager that cannot be reached from here.
+        Err(failure) if Systemd::is_init() && targets.iter().any(is_vm) => return Err(failure),
+        Err(_) => None,
+    };
+    finish_deletions(&machine, systemd)?;
     let mut done = Ok(());
     for target in &targets {
         let (name, deleted) = match target {

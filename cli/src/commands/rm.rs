@@ -4,6 +4,7 @@ use husk_monitor::state::RuntimeDir;
 
 use crate::failure::{Failure, RUNTIME};
 use crate::live_vm;
+use crate::machine::systemd::Systemd;
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
@@ -31,6 +32,14 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    for name in &args.vms {
+        if is_supervised(name) {
+            return Err(Failure::Usage(format!(
+                "systemd would start {name} again, which is a VM of the store: `husk stop {name}` stops it, `husk delete` \
+                 deletes it"
+            )));
+        }
+    }
     let runtime = RuntimeDir::locate()?;
     let is_live = |vm: &VmRef| runtime.find(&vm.namespace, &vm.name).is_ok();
     let lived: Vec<_> = args.vms.iter().map(is_live).collect();
@@ -59,4 +68,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     live_vm::block_on(stop_all(running, mode))?;
     done
+}
+
+/// True if systemd runs the VM.
+fn is_supervised(name: &VmRef) -> bool {
+    let unit = Systemd::find().and_then(|systemd| systemd.vm(name));
+    unit.is_ok_and(|unit| unit.runs())
 }

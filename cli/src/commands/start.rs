@@ -67,26 +67,29 @@ pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
         ) {
             systemd.enable(name, true)?;
         }
-        systemd.start(name)
+        systemd.start(name)?;
+        Ok(None)
     })
 }
 
 pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
     each(&args.vms, args.no_wait, |_, systemd, name, _| {
-        if !systemd.vm(name)?.runs() {
+        let unit = systemd.vm(name)?;
+        if !unit.runs() {
             return Err(Failure::Runtime(format!(
                 "{name} does not run: `husk start {name}`"
             )));
         }
-        systemd.restart(name)
+        systemd.restart(name)?;
+        Ok(Some(unit.pid))
     })
 }
 
-/// Does something with each VM, and waits until all run.
+/// Does something with each VM, and waits until all run. `begin` returns the id of a process that ends before.
 fn each(
     vms: &[VmRef],
     no_wait: bool,
-    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<(), Failure>,
+    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<Option<String>, Failure>,
 ) -> Result<(), Failure> {
     let machine = Machine::locate()?;
     let systemd = Systemd::find()?;
@@ -95,7 +98,10 @@ fn each(
     let mut failed = false;
     for name in vms {
         match stored(&machine, name).and_then(|stored| begin(&machine, systemd, name, &stored)) {
-            Ok(()) => waits.vms.push(name.clone()),
+            Ok(ends) => {
+                waits.vms.push(name.clone());
+                waits.restarts.extend(ends.map(|pid| (name.clone(), pid)));
+            }
             Err(failure) => {
                 failure.report();
                 failed = true;

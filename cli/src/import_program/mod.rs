@@ -127,7 +127,7 @@ fn last_event(stdout: impl Read, show: &mut dyn FnMut(&Event)) -> Option<Event> 
 fn ended(status: ExitStatus) -> String {
     match status.signal() {
         // Its memory is limited, and it aborts when an allocation fails.
-        Some(6) => "the registry sent a reply without an end".to_owned(),
+        Some(6) => "the server sent a reply without an end".to_owned(),
         _ => format!("{IMPORT} ended unexpectedly: {status}"),
     }
 }

@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 const VM: &str = "husk@";
 const IMPORT: &str = "husk-import@";
 /// Properties of a [`Unit`].
-const PROPERTIES: &str = "--property=Id,ActiveState,SubState,StatusText,Result,UnitFileState";
+const PROPERTIES: &str = "--property=Id,ActiveState,SubState,StatusText,Result,UnitFileState,MainPID";
 
 /// The systemd manager of the user.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,8 @@ pub(crate) struct Unit {
     pub result: String,
     /// Started at boot.
     pub enabled: bool,
+    /// `MainPID`; `0` if none runs.
+    pub pid: String,
 }
 
 impl Unit {
@@ -61,7 +63,7 @@ impl Systemd {
     /// # Errors
     /// systemd does not run, or has no manager for this user. The text has the way out.
     pub(crate) fn find() -> Result<Systemd, Failure> {
-        if !Path::new("/run/systemd/system").is_dir() {
+        if !Systemd::is_init() {
             return Err(Failure::Runtime(
                 "systemd, which keeps VMs running, is not this machine's init: use `husk run`".into(),
             ));
@@ -82,6 +84,11 @@ impl Systemd {
             }
         }
         Ok(systemd)
+    }
+
+    /// True if systemd is this machine's init.
+    pub(crate) fn is_init() -> bool {
+        Path::new("/run/systemd/system").is_dir()
     }
 
     /// True for the manager of a user, which ends with the last session unless the user lingers.
@@ -234,6 +241,7 @@ impl Units {
                 text: field("StatusText").to_owned(),
                 result: field("Result").to_owned(),
                 enabled: field("UnitFileState").starts_with("enabled"),
+                pid: field("MainPID").to_owned(),
             };
             let id = field("Id").strip_suffix(".service").unwrap_or_default();
             // The longer prefix does not begin with the shorter one.

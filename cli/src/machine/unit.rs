@@ -32,10 +32,28 @@ const VARIABLES: [&str; 17] = [
     "no_proxy",
 ];
 
-/// The variables that are set.
+/// The variables that are set. A relative path is made absolute. A proxy with a password is left out, because everyone
+/// can read units.
 pub(super) fn environment() -> impl Iterator<Item = (&'static str, String)> {
-    let set = |name: &'static str| Some((name, std::env::var(name).ok().filter(|value| !value.is_empty())?));
-    VARIABLES.into_iter().filter_map(set)
+    VARIABLES.into_iter().filter_map(|name| {
+        let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
+        if name.to_ascii_uppercase().ends_with("PROXY") {
+            return (!value.contains('@')).then_some((name, value));
+        }
+        let path = Path::new(&value);
+        let is_program = matches!(name, "HUSK_VMM" | "HUSK_IMPORT") && path.components().count() == 1;
+        match is_program {
+            true => Some((name, value)),
+            false => Some((
+                name,
+                std::path::absolute(path)
+                    .ok()?
+                    .into_os_string()
+                    .into_string()
+                    .ok()?,
+            )),
+        }
+    })
 }
 
 /// Writes the unit file unless it is as it should be. A file that a person or a package wrote stays.

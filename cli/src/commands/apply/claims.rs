@@ -7,6 +7,25 @@ use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::output;
 
+/// Granularity of sizes, in bytes.
+const MIB: u64 = 1 << 20;
+
+/// Why a claim cannot be what the manifest asks for.
+pub(super) fn fault(machine: &Machine, claim: &PersistentVolumeClaim) -> Option<String> {
+    let stored = machine
+        .claims
+        .get(&claim.metadata.namespace, &claim.metadata.name)
+        .ok()?;
+    let size = claim.spec.size?.div_ceil(MIB).saturating_mul(MIB);
+    (size < stored.size).then(|| {
+        format!(
+            "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity: the volume {} has {}",
+            claim.metadata.name,
+            output::bytes(stored.size)
+        )
+    })
+}
+
 /// Makes a claim, or grows it to what the manifest asks for.
 pub(super) fn apply(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
     let (namespace, name) = (&claim.metadata.namespace, &claim.metadata.name);
@@ -15,13 +34,6 @@ pub(super) fn apply(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<
             Some(size) if size > stored.size => {
                 machine.claims.resize(namespace, name, size)?;
                 "configured"
-            }
-            Some(size) if size.div_ceil(1 << 20) << 20 < stored.size => {
-                return Err(Failure::Manifest(vec![format!(
-                    "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity: the volume \
-                     {name} has {}",
-                    output::bytes(stored.size)
-                )]));
             }
             _ => "unchanged",
         },

@@ -86,9 +86,7 @@ pub(crate) fn read(sources: &[PathBuf], namespace: Option<&str>) -> Result<Vec<G
         used.push(one);
     }
     if used.is_empty() {
-        return Err(Failure::Usage(
-            "no objects passed to apply: the files have none that Husk uses".into(),
-        ));
+        return Err(Failure::Usage("the files have no objects that Husk uses".into()));
     }
     Ok(used)
 }

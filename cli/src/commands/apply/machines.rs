@@ -19,9 +19,11 @@ use crate::machine::{Machine, claim_of};
 use crate::vm_ref::VmRef;
 
 /// What [`reconcile`] began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reconciled {
     Starts,
+    /// It starts again after the process of this id.
+    Restarts(String),
     Stops,
     Nothing,
 }
@@ -75,7 +77,7 @@ pub(super) fn reconcile(
         // It does not run yet, or not any more: it begins anew with the changed object.
         _ if changed => {
             systemd.restart(&name)?;
-            Ok(Reconciled::Starts)
+            Ok(Reconciled::Restarts(unit.pid))
         }
         _ => Ok(Reconciled::Starts),
     }

@@ -8,7 +8,7 @@ pub(crate) mod wait;
 use std::path::PathBuf;
 
 use husk_objects::{Applied, Key, Kind, Outcome};
-use husk_vmi::objects::{Object, ObjectKind};
+use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
 
 use crate::failure::{Failure, note, one_line};
 use crate::machine::systemd::Systemd;
@@ -16,6 +16,9 @@ use crate::machine::vm::{ExpandedVm, KINDS, expanded};
 use crate::machine::{Machine, finish_deletions, store_templates, unit, vm};
 use crate::vm_ref::{self, VmRef};
 use files::Given;
+
+/// Longest name of a unit, and of a file.
+const MAX_UNIT: usize = 255;
 
 /// Create or change the objects of manifests, and run their VMs
 ///
@@ -54,10 +57,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vms = checked_vms(&machine, &given)?;
     let systemd = systemd_for(&given)?;
     finish_deletions(&machine, systemd)?;
-    for claim in given.iter().filter_map(|given| match &given.object.kind {
-        ObjectKind::PersistentVolumeClaim(claim) => Some(claim),
-        _ => None,
-    }) {
+    check(&machine, &given)?;
+    for claim in given.iter().filter_map(claim) {
         claims::apply(&machine, claim)?;
     }
     let mut applied = apply_objects(&machine, &given)?;
@@ -98,6 +99,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let Some(expanded) = expanded else { continue };
         match machines::reconcile(&machine, systemd, applied, expanded) {
             Ok(machines::Reconciled::Starts) => waits.vms.push(vm::name(&applied.object.key)),
+            Ok(machines::Reconciled::Restarts(pid)) => {
+                waits.vms.push(vm::name(&applied.object.key));
+                waits.restarts.insert(vm::name(&applied.object.key), pid);
+            }
             Ok(machines::Reconciled::Stops) => waits.stops.push(vm::name(&applied.object.key)),
             Ok(machines::Reconciled::Nothing) => {}
             Err(failure) => {
@@ -112,6 +117,36 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match failed {
         true => Err(Failure::Ended(crate::failure::RUNTIME)),
         false => Ok(()),
+    }
+}
+
+fn claim(given: &Given) -> Option<&PersistentVolumeClaim> {
+    match &given.object.kind {
+        ObjectKind::PersistentVolumeClaim(claim) => Some(claim),
+        _ => None,
+    }
+}
+
+/// Checks that all objects can be stored, before one is.
+fn check(machine: &Machine, given: &[Given]) -> Result<(), Failure> {
+    let mut lines = Vec::new();
+    for given in given {
+        for text in &given.object.notes {
+            note(&format!("{}{text}", given.prefix));
+        }
+        let fault = match claim(given) {
+            Some(claim) => claims::fault(machine, claim),
+            None => machine
+                .objects
+                .compare(&given.object.value)
+                .err()
+                .map(|error| error.to_string()),
+        };
+        lines.extend(fault.map(|fault| format!("{}{fault}", given.prefix)));
+    }
+    match lines.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Manifest(lines)),
     }
 }
 
@@ -161,6 +196,12 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
             lines.push(format!("{}there are two objects {key}", given.prefix));
         }
         names.push(key.clone());
+        if Systemd::vm_unit(&vm::name(&key)).len() > MAX_UNIT {
+            lines.push(format!(
+                "{}metadata.name: it is too long, together with the namespace",
+                given.prefix
+            ));
+        }
         if !KINDS.contains(&key.kind) {
             continue;
         }

@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Waits {
     /// VMs that start.
     pub vms: Vec<VmRef>,
+    /// Process ids of VMs among them that end before.
+    pub restarts: BTreeMap<VmRef, String>,
     /// VMs that shut down.
     pub stops: Vec<VmRef>,
     /// DataVolumes.
@@ -78,14 +80,18 @@ impl Waits {
                 let view = views
                     .iter()
                     .find(|view| view.namespace == name.namespace && view.name == name.name);
-                let stored = vm::keys(name)
-                    .into_iter()
-                    .find_map(|key| machine.objects.get(&key).ok())?;
-                Some((status::of(&stored, &unit, view), unit))
+                let stored = stored
+                    .get(name)
+                    .filter(|vm| machine.objects.file(&vm.key).exists())?;
+                Some((status::of(stored, &unit, view), unit))
             };
             self.vms.retain(|name| {
                 let step = match status(name) {
                     None => Step::Failed("it was deleted".to_owned()),
+                    // It still has to end before it starts again.
+                    Some((_, unit)) if self.restarts.get(name) == Some(&unit.pid) => {
+                        Step::Busy("shutting down".to_owned())
+                    }
                     Some((status, unit)) => start_step(&status, &unit.active),
                 };
                 look(name, step)

@@ -281,7 +281,8 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         )]));
     }
     let known = machine.known(&objects, &[])?;
-    let expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
+    let mut expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
+    expanded.manifest["metadata"]["uid"] = Value::from(stored.uid());
     let added = super::store_templates(machine, &stored, &expanded)?;
     let uid = stored.uid().to_owned();
     if added.iter().any(|added| added.outcome == Outcome::Created) {

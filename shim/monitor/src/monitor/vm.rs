@@ -99,6 +99,8 @@ pub(super) struct VmActor {
     mailbox: mpsc::Receiver<VmCommand>,
     stopping: Option<GracefulShutdown>,
     killed: Option<KillInProgress>,
+    /// A signal has asked for the end.
+    signalled: bool,
     /// The last press of the power button, perhaps under way.
     last_press: Option<JoinHandle<()>>,
 }
@@ -131,6 +133,7 @@ impl VmActor {
                 mailbox,
                 stopping: None,
                 killed: None,
+                signalled: false,
                 last_press: None,
             },
             VmActorHandle { mailbox: sender },
@@ -246,11 +249,11 @@ impl VmActor {
         }
     }
 
-    /// The first signal starts a graceful shutdown, the second kills the VM.
+    /// The first signal starts a graceful shutdown, unless one is under way; the second kills the VM.
     fn handle_signal(&mut self, vmm: &VmmProcess) {
-        if self.stopping.is_some() {
+        if std::mem::replace(&mut self.signalled, true) {
             self.kill(vmm, KillReason::Asked);
-        } else {
+        } else if self.stopping.is_none() {
             self.shut_down(self.plan.grace_period_seconds, vmm);
         }
     }
