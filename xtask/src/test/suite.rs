@@ -9,8 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Prefix of the names of cases that need the lab's versions of containerd.
-pub const NEED_THE_LAB: &str = "shim-";
+/// Prefixes of the names of cases that need the lab: its versions of containerd, or a machine whose systemd and users they
+/// may change.
+pub const NEED_THE_LAB: [&str; 2] = ["shim-", "apply"];
 /// Time limit of one case.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 /// Time limit of one case of `cargo xtask soak`.
