@@ -8,18 +8,30 @@ use std::process::Command;
 
 const BLOBS: &str = "blobs/sha256";
 
-/// Packs the folder `tree` as the image `name`, with `command` as its command, into the file `archive`.
-pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path) -> Result<()> {
+/// Packs the folder `tree` as the image `name`, with `command` as its command, into the file `archive`. The layer keeps
+/// holes, or is packed by `gzip` without them: a disk in that must not be a sparse member.
+pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path, gzip: bool) -> Result<()> {
     let parts = tempfile::tempdir_in(archive.parent().context("no folder")?)?;
     std::fs::create_dir_all(parts.path().join(BLOBS))?;
     let layer = parts.path().join("layer");
-    tar(tree, &layer, &["."])?;
-    let layer = blob(parts.path(), &layer, "application/vnd.oci.image.layer.v1.tar")?;
+    tar(tree, &layer, !gzip, &["."])?;
+    let unpacked = format!("sha256:{}", sha256(&layer)?);
+    let layer = if gzip {
+        said(Command::new("gzip").args(["-1", "--no-name"]).arg(&layer))?;
+        let packed = layer.with_extension("gz");
+        blob(
+            parts.path(),
+            &packed,
+            "application/vnd.oci.image.layer.v1.tar+gzip",
+        )?
+    } else {
+        blob(parts.path(), &layer, "application/vnd.oci.image.layer.v1.tar")?
+    };
     let config = json!({
         "architecture": "amd64",
         "os": "linux",
         "config": {"Cmd": command},
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+        "rootfs": {"type": "layers", "diff_ids": [unpacked]},
     });
     let config = json_blob(parts.path(), &config, "application/vnd.oci.image.config.v1+json")?;
     let media = "application/vnd.oci.image.manifest.v1+json";
@@ -48,6 +60,7 @@ pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path) -> Result
     tar(
         parts.path(),
         archive,
+        true,
         &["oci-layout", "index.json", "manifest.json", "blobs"],
     )
 }
@@ -60,11 +73,15 @@ fn json_blob(folder: &Path, content: &Value, media: &str) -> Result<Value> {
 
 /// Moves a file to the blobs; returns its descriptor.
 fn blob(folder: &Path, file: &Path, media: &str) -> Result<Value> {
-    let sum = said(Command::new("sha256sum").arg(file))?;
-    let digest = sum.split_whitespace().next().context("no digest")?;
+    let digest = sha256(file)?;
     let size = std::fs::metadata(file)?.len();
-    std::fs::rename(file, folder.join(BLOBS).join(digest))?;
+    std::fs::rename(file, folder.join(BLOBS).join(&digest))?;
     Ok(json!({"mediaType": media, "digest": format!("sha256:{digest}"), "size": size}))
+}
+
+fn sha256(file: &Path) -> Result<String> {
+    let sum = said(Command::new("sha256sum").arg(file))?;
+    Ok(sum.split_whitespace().next().context("no digest")?.to_owned())
 }
 
 /// Path of a blob in the archive.
@@ -73,16 +90,13 @@ fn path(descriptor: &Value) -> Result<String> {
     Ok(format!("blobs/{}", digest.replace(':', "/")))
 }
 
-/// Keeps holes, in the only sparse format that containerd can read.
-fn tar(folder: &Path, archive: &Path, names: &[&str]) -> Result<()> {
+/// Keeps holes if it is `sparse`, in the only sparse format that containerd can read.
+fn tar(folder: &Path, archive: &Path, sparse: bool, names: &[&str]) -> Result<()> {
     let mut tar = Command::new("tar");
-    tar.args([
-        "--format=posix",
-        "--sparse",
-        "--numeric-owner",
-        "--owner=0",
-        "--group=0",
-    ]);
+    tar.args(["--format=posix", "--numeric-owner", "--owner=0", "--group=0"]);
+    if sparse {
+        tar.arg("--sparse");
+    }
     tar.arg("-C").arg(folder).arg("-cf").arg(archive).args(names);
     said(&mut tar).map(drop)
 }
@@ -114,7 +128,7 @@ mod tests {
         let (tree, archive) = (folder.path().join("tree"), folder.path().join("image.tar"));
         std::fs::create_dir_all(tree.join("boot")).expect("made");
         std::fs::write(tree.join("boot/vmlinuz"), "content").expect("written");
-        pack(&tree, "localhost/any:1", &["/none"], &archive).expect("packed");
+        pack(&tree, "localhost/any:1", &["/none"], &archive, false).expect("packed");
         let mut unpack = Command::new("tar");
         unpack.arg("-C").arg(folder.path()).arg("-xf").arg(&archive);
         said(&mut unpack).expect("unpacked");
@@ -133,5 +147,28 @@ mod tests {
         assert_eq!(docker[0]["RepoTags"][0], "localhost/any:1");
         let files = said(Command::new("tar").arg("-tf").arg(blob(layer))).expect("listed");
         assert!(files.contains("./boot/vmlinuz\n"), "{files}");
+    }
+
+    #[test]
+    fn a_packed_layer_has_no_holes_and_the_digest_of_its_archive() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (tree, archive) = (folder.path().join("tree"), folder.path().join("image.tar"));
+        std::fs::create_dir(&tree).expect("made");
+        let disk = std::fs::File::create(tree.join("disk.img")).expect("made");
+        disk.set_len(1 << 20).expect("a hole");
+        pack(&tree, "localhost/any:1", &["/none"], &archive, true).expect("packed");
+        let mut unpack = Command::new("tar");
+        unpack.arg("-C").arg(folder.path()).arg("-xf").arg(&archive);
+        said(&mut unpack).expect("unpacked");
+        let blob = |descriptor: &Value| folder.path().join(path(descriptor).expect("a path"));
+        let manifest = read(&blob(&read(&folder.path().join("index.json"))["manifests"][0]));
+        let config = read(&blob(&manifest["config"]));
+        let packed = folder.path().join("layer.gz");
+        std::fs::copy(blob(&manifest["layers"][0]), &packed).expect("copied");
+        said(Command::new("gunzip").arg(&packed)).expect("a gzip layer");
+        let layer = folder.path().join("layer");
+        let digest = sha256(&layer).expect("a digest");
+        assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{digest}"));
+        assert!(layer.metadata().expect("a layer").len() > 1 << 20);
     }
 }

@@ -115,11 +115,6 @@ impl Serial {
         plain(&String::from_utf8_lossy(&self.text[self.said.clone()]))
     }
 
-    /// All output after the last match.
-    pub fn rest(&self) -> String {
-        plain(&String::from_utf8_lossy(&self.text[self.done.end..]))
-    }
-
     /// The last line received, complete or not.
     pub fn last_line(&self) -> String {
         let start = self.text.len().saturating_sub(TAIL);

@@ -112,7 +112,7 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
         let mode = Command::new("chmod").arg("755").arg(tree.path()).status()?;
         ensure!(mode.success(), "chmod: {mode}");
         let archive = to.join(format!("{}.tar", recipe.name));
-        container_image::pack(tree.path(), recipe.image, recipe.command, &archive)?;
+        container_image::pack(tree.path(), recipe.image, recipe.command, &archive, false)?;
         archives.push(archive);
     }
     step.done();

@@ -1,108 +1,84 @@
 //! The part of the demonstration that runs where KVM is.
 
-use super::guest::Guest;
+use super::guest::{Guest, moment};
+use super::place::Place;
 use super::show::Message;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::process::{Command, Output};
-use std::time::{Duration, Instant, SystemTime};
 
 /// Parameters of the demonstration.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Manifest of the VM.
+    /// Objects to apply.
     pub manifest: PathBuf,
-    /// Root disk; the VM gets a copy.
-    pub disk: PathBuf,
+    /// The root disk as a container image.
+    pub archive: PathBuf,
 }
 
 /// The VM's name in its manifest, and its user.
 const NAME: &str = "demo";
 const USER: &str = "debian";
 
-/// Time limit until the VM runs; its disk is copied first.
-const TO_START: Duration = Duration::from_secs(120);
-const TO_END: Duration = Duration::from_secs(120);
-
-/// Commands that show the guest's view of the machine.
-const LOOKS: &[(&str, &str)] = &[
-    (
-        "lscpu",
-        r"lscpu | grep -E '^(Architecture|CPU\(s\)|Model name|Thread|Core|Socket|Hypervisor|Virtualization type| +(Model name|Thread|Core|Socket))' | sed 's/: \+/: /'",
-    ),
-    ("lsblk", "lsblk -o NAME,SIZE,TYPE,RO,FSTYPE,MOUNTPOINTS"),
-];
+/// Prints nothing if no unit and no file of objects, claims, images and VMs is left.
+const LEFT: &str = "systemctl list-units --all --plain --no-legend 'husk@*' 'husk-import@*'; \
+                    find data -type f -not -name .lock";
 
 /// Shows the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let manifest = std::fs::read_to_string(&plan.manifest)
         .with_context(|| format!("cannot read {}", plan.manifest.display()))?;
     let password = password(&manifest).context("the manifest sets no password")?;
-    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    Message::Command(format!(
-        "husk run {} --volume rootdisk={} --console",
-        name(&plan.manifest).unwrap_or_default(),
-        name(&plan.disk).unwrap_or_default()
-    ))
-    .tell();
-    let wall = SystemTime::now();
-    let mut guest = Guest::start(&plan.manifest, &plan.disk)?;
-    let running = starts(&mut guest)?;
-    let vm = Inspected::now()?;
-    let opening = vm.started.duration_since(wall).unwrap_or_default();
-    guest.began += opening;
-    moment(
-        0.0,
-        "VMM started",
-        &format!(
-            "{}; manifest and disk took {:.1} s",
-            vm.what,
-            opening.as_secs_f64()
-        ),
-    );
-    moment((running - guest.began).as_secs_f64(), "guest runs", "");
+    let mut place = Place::make(&plan.manifest, &plan.archive)?;
+
+    heading("A registry with TLS and a password, filled by skopeo");
+    place.start_registry()?;
+    place.shows(
+        "skopeo copy -q --insecure-policy --preserve-digests --dest-creds demo:husk oci-archive:debian.tar \
+         docker://localhost:5443/debian:13",
+    )?;
+
+    heading("A VirtualMachine with its Secrets and a claim is applied");
+    let apply = || place.shows("husk apply -f demo-apply.yaml");
+    let mut guest = Guest::started(&place, NAME, apply)?;
+    kernel(&mut guest)?;
     boots(&mut guest)?;
-    Message::Heading(format!("Logged in as {USER} over the serial console")).tell();
+    place.shows("husk get vm; husk get pvc")?;
     guest.console.log_in(USER, password)?;
-    for (shown, command) in LOOKS {
-        Message::Command((*shown).to_owned()).tell();
-        for line in guest.console.run(command)?.lines() {
-            Message::Line(line.to_owned()).tell();
-        }
-    }
-    Message::Command(format!("husk stop {NAME}")).tell();
-    let stop = husk(&["stop", NAME])?;
-    for line in String::from_utf8_lossy(&stop.stderr).lines() {
-        Message::Line(line.to_owned()).tell();
-    }
-    ensure!(stop.status.success(), "husk stop: {}", stop.status);
-    let status = guest.wait(TO_END)?;
-    ensure!(
-        status.success(),
-        "the guest did not power off cleanly: husk run: {status}"
-    );
-    Message::Guest(running.elapsed().as_secs_f64()).tell();
-    vm.nothing_left()?;
-    Message::Heading("Nothing is left: no process, no state, and the disk image is as it was".to_owned())
-        .tell();
+    // The kernel's messages would mix with the output of commands.
+    guest.console.run("sudo dmesg --console-off")?;
+    guest.shows("lsblk -o NAME,SIZE,SERIAL,MOUNTPOINTS")?;
+
+    heading("A disk is plugged: it is added to the manifest, and that is applied again");
+    place.shows("sed -i 's/^#+//' demo-apply.yaml; husk diff -f demo-apply.yaml | grep '^[+-]'")?;
+    apply()?;
+    guest
+        .console
+        .run("until lsblk -no SERIAL | grep -q plugged; do sleep 0.2; done")?;
+    guest.shows("lsblk -o NAME,SIZE,SERIAL,MOUNTPOINTS")?;
+    drop(guest);
+
+    heading("A restart");
+    let mut guest = Guest::started(&place, NAME, || place.shows("husk restart demo"))?;
+    kernel(&mut guest)?;
+    drop(guest);
+
+    heading("Deletion");
+    place.shows("husk delete -f demo-apply.yaml")?;
+    place.shows("husk get vm; husk get pvc; husk get secret")?;
+    place.shows("husk images rm localhost:5443/debian:13")?;
+    let left = place.shows(LEFT)?;
+    ensure!(left.is_empty(), "something is left");
+    heading("Nothing is left: no VM, no object, no claim, no unit");
     Ok(())
 }
 
-fn moment(seconds: f64, what: &str, more: &str) {
-    Message::Moment(seconds, what.to_owned(), more.to_owned()).tell();
+fn heading(text: &str) {
+    Message::Heading(text.to_owned()).tell();
 }
 
-/// Waits until the guest runs; returns its start time.
-fn starts(guest: &mut Guest) -> Result<Instant> {
-    let running = guest
-        .notes
-        .wait_for(&format!("{NAME}: running"), Instant::now() + TO_START);
-    running.context("the VM did not start")
-}
-
-/// Shows the guest's boot until cloud-init is done and a login is possible.
-fn boots(guest: &mut Guest) -> Result<()> {
+/// Shows the guest's boot until its init starts.
+fn kernel(guest: &mut Guest) -> Result<()> {
     for (words, what, program) in [
         ("Linux version ", "kernel", "Linux"),
         ("systemd[1]: systemd ", "init", "systemd"),
@@ -112,14 +88,15 @@ fn boots(guest: &mut Guest) -> Result<()> {
         let version = version.split(' ').next().unwrap_or_default();
         moment(seconds, what, &format!("{program} {version}"));
     }
+    Ok(())
+}
+
+/// Shows the rest of the boot until cloud-init is done and a login is possible.
+fn boots(guest: &mut Guest) -> Result<()> {
     // These lines come in any order.
     let mut awaited = vec![
         ("login: ", "login prompt", "on ttyS0"),
-        (
-            "first boot done",
-            "first boot's command",
-            "from the manifest's cloud-init data",
-        ),
+        ("first boot done", "first boot's command", "from the Secret"),
         (" finished at ", "cloud-init done", ""),
     ];
     while !awaited.is_empty() {
@@ -129,58 +106,6 @@ fn boots(guest: &mut Guest) -> Result<()> {
         moment(seconds, what, more);
     }
     Ok(())
-}
-
-/// Output of `husk inspect` for the VM.
-#[derive(Debug)]
-struct Inspected {
-    what: String,
-    started: SystemTime,
-    pids: Vec<u64>,
-    state: PathBuf,
-}
-
-impl Inspected {
-    fn now() -> Result<Self> {
-        let output = husk(&["inspect", "-o", "json", NAME])?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "husk inspect: {errors}");
-        let view: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let started = view["times"]["vmmStarted"].as_str().context("no vmmStarted")?;
-        let started: jiff::Timestamp = started.parse()?;
-        let mib = view["memoryBytes"].as_u64().unwrap_or_default() >> 20;
-        let pids = [&view["monitorPid"], &view["vmmPid"]];
-        let socket = view["files"]["socket"].as_str().context("no socket")?;
-        Ok(Self {
-            what: format!("{} vCPUs, {mib} MiB", view["cpus"]),
-            started: started.into(),
-            pids: pids.iter().filter_map(|pid| pid.as_u64()).collect(),
-            state: PathBuf::from(socket).parent().context("no folder")?.to_owned(),
-        })
-    }
-
-    /// Checks that the VM has left no files or processes behind.
-    fn nothing_left(&self) -> Result<()> {
-        let list = husk(&["list", "-o", "name"])?;
-        let names = String::from_utf8_lossy(&list.stdout);
-        ensure!(
-            !names.lines().any(|name| name == NAME),
-            "husk list still shows {NAME}"
-        );
-        ensure!(!self.state.exists(), "{} is left", self.state.display());
-        for pid in &self.pids {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            ensure!(!name.starts_with("husk"), "process {pid} is left");
-        }
-        Ok(())
-    }
-}
-
-fn husk(arguments: &[&str]) -> Result<Output> {
-    Command::new("husk")
-        .args(arguments)
-        .output()
-        .context("cannot start husk")
 }
 
 /// The password that cloud-init sets.
@@ -197,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_manifest_has_a_password() {
-        let path = crate::checkout::root().join("tests/manifests/demo-vm.yaml");
+        let path = crate::checkout::root().join("tests/manifests/demo-apply.yaml");
         let manifest = std::fs::read_to_string(path).expect("the manifest");
         assert_eq!(password(&manifest), Some("husk"));
         assert_eq!(password("spec: {}"), None);

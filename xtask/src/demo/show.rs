@@ -18,8 +18,6 @@ pub enum Message {
     Moment(f64, String, String),
     /// New serial output of the guest.
     News(String),
-    /// Time that the guest itself measured, in seconds.
-    Guest(f64),
 }
 
 impl Message {
@@ -77,7 +75,6 @@ impl Show {
                 self.bar.enable_steady_tick(Duration::from_millis(120));
                 self.bar.set_message(text.replace(char::is_control, " "));
             }
-            Message::Guest(_) => {}
         }
     }
 

@@ -46,5 +46,5 @@ pub fn pack(programs: &Path, name: &str, archive: &Path) -> Result<()> {
         std::fs::copy(&from, tree.path().join(program))
             .with_context(|| format!("cannot copy {}: build it first", from.display()))?;
     }
-    container_image::pack(tree.path(), name, &["/husk-agent"], archive)
+    container_image::pack(tree.path(), name, &["/husk-agent"], archive, false)
 }

@@ -100,7 +100,7 @@ impl<'s> Image<'s> {
     pub fn import(self, containerd: &Containerd<'_>, namespace: &str) -> Result<()> {
         let (tree, archive) = (self.folder.join("tree"), self.folder.join("image.tar"));
         let command: Vec<&str> = self.command.iter().map(String::as_str).collect();
-        container_image::pack(&tree, &name(&self.name), &command, &archive)?;
+        container_image::pack(&tree, &name(&self.name), &command, &archive, false)?;
         let words = ["--namespace", namespace, "images", "import"];
         let mut import = containerd.ctr_command(&words);
         import.arg(&archive);

@@ -19,6 +19,6 @@ pub fn pack(folder: &Path, kernel: &Path, initrd: &Path) -> Result<PathBuf> {
         std::fs::create_dir_all(to.parent().context("no folder")?)?;
         std::fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
-    container_image::pack(tree.path(), NAME, &["/none"], &archive)?;
+    container_image::pack(tree.path(), NAME, &["/none"], &archive, false)?;
     Ok(archive)
 }
