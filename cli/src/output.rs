@@ -46,18 +46,33 @@ pub(crate) fn colour() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// Formats an age like kubectl: two units for a short one, else one.
+pub(crate) fn age(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match () {
+        () if seconds < 120 => format!("{seconds}s"),
+        () if minutes < 10 => format!("{minutes}m{}s", seconds % 60),
+        () if minutes < 180 => format!("{minutes}m"),
+        () if hours < 8 => format!("{hours}h{}m", minutes % 60),
+        () if hours < 48 => format!("{hours}h"),
+        () if days < 8 => format!("{days}d{}h", hours % 24),
+        () => format!("{days}d"),
+    }
+}
+
 /// Formats rows as left-aligned columns, two spaces apart.
-pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
+pub(crate) fn table(rows: &[impl AsRef<[String]>]) -> String {
+    let mut widths = Vec::new();
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        widths.resize(widths.len().max(row.as_ref().len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut out = String::new();
     for row in rows {
         let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
+        for (width, cell) in widths.iter().zip(row.as_ref()) {
             line.push_str(&format!("{cell:width$}  "));
         }
         out.push_str(line.trim_end());
@@ -80,6 +95,22 @@ mod tests {
             (4097, "4097"),
         ] {
             assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn ages_look_like_kubectls() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m0s"),
+            (605, "10m"),
+            (10_800, "3h0m"),
+            (30_000, "8h"),
+            (200_000, "2d7h"),
+            (800_000, "9d"),
+        ] {
+            assert_eq!(age(seconds), text);
         }
     }
 

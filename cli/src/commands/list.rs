@@ -95,7 +95,7 @@ fn table(views: &[VmView], starting: &[(VmRef, String)], now: Timestamp) -> Stri
             view.namespace.clone(),
             view.name.clone(),
             view.state(),
-            view.age(now).map_or_else(|| "-".into(), age),
+            view.age(now).map_or_else(|| "-".into(), output::age),
             known(view.cpus.to_string()),
             known(output::bytes(view.memory_bytes)),
             view.address().unwrap_or("-").into(),
@@ -116,38 +116,10 @@ fn table(views: &[VmView], starting: &[(VmRef, String)], now: Timestamp) -> Stri
     output::table(&rows)
 }
 
-/// Formats an age like kubectl.
-pub(in crate::commands) fn age(seconds: u64) -> String {
-    let (minutes, hours) = (seconds / 60, seconds / 3600);
-    match () {
-        () if seconds < 120 => format!("{seconds}s"),
-        () if minutes < 10 => format!("{minutes}m{}s", seconds % 60),
-        () if minutes < 180 => format!("{minutes}m"),
-        () if hours < 8 => format!("{hours}h{}m", minutes % 60),
-        () if hours < 48 => format!("{hours}h"),
-        () => format!("{}d", hours / 24),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::vm_view::InterfaceView;
-
-    #[test]
-    fn ages_look_like_kubectls() {
-        for (seconds, text) in [
-            (0, "0s"),
-            (119, "119s"),
-            (120, "2m0s"),
-            (605, "10m"),
-            (10_800, "3h0m"),
-            (30_000, "8h"),
-            (200_000, "2d"),
-        ] {
-            assert_eq!(age(seconds), text);
-        }
-    }
 
     #[test]
     fn the_table_shows_what_is_known() {

@@ -237,7 +237,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     );
     expect_contains(
         &husk(ctx, &["get", "vm"])?.ok()?,
-        &["NAME    AGE", "whole", "Running   True"],
+        &["NAME   AGE", "whole", "Running  True"],
     )?;
     expect_contains(
         &husk(ctx, &["get", "dv"])?.ok()?,

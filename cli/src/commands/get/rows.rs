@@ -40,12 +40,18 @@ pub(super) fn table(known: &Known, kind: Option<Kind>, shown: &[Shown<'_>], name
             row.insert(0, namespace.to_owned());
         }
     }
-    columns(&rows)
+    output::table(&rows)
 }
 
 fn cells(known: &Known, kind: Option<Kind>, object: &StoredObject) -> Vec<String> {
     let name = object.key.name.clone();
-    let age = age(object.created(), Timestamp::now());
+    let age = object.created().map_or_else(
+        || "<unknown>".to_owned(),
+        |created| {
+            let seconds = Timestamp::now().as_second() - created.as_second();
+            output::age(u64::try_from(seconds).unwrap_or_default())
+        },
+    );
     let count = |fields: &[&str]| {
         let value = object.value();
         let maps = fields.iter().filter_map(|field| value.get(*field)?.as_object());
@@ -86,68 +92,4 @@ fn flag(ready: bool) -> String {
 fn modes(claim: &husk_claims::Claim) -> String {
     let modes = claim.object.spec.access_modes.iter();
     modes.map(|mode| mode.short_name()).collect::<Vec<_>>().join(",")
-}
-
-/// Left-aligned columns, three spaces apart, as kubectl prints them.
-fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
-    let widths: Vec<usize> = (0..count)
-        .map(|column| width(column).unwrap_or_default())
-        .collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}   "));
-        text.push_str(cells.collect::<String>().trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-/// An age as kubectl prints it: two units for short ones, else one.
-fn age(since: Option<Timestamp>, now: Timestamp) -> String {
-    let Some(since) = since else {
-        return "<unknown>".to_owned();
-    };
-    let seconds = (now.as_second() - since.as_second()).max(0);
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    match () {
-        () if seconds < 120 => format!("{seconds}s"),
-        () if minutes < 10 => format!("{minutes}m{}s", seconds % 60),
-        () if minutes < 180 => format!("{minutes}m"),
-        () if hours < 8 => format!("{hours}h{}m", minutes % 60),
-        () if hours < 48 => format!("{hours}h"),
-        () if days < 8 => format!("{days}d{}h", hours % 24),
-        () => format!("{days}d"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_are_those_of_kubectl() {
-        let now = Timestamp::from_second(10_000_000).unwrap();
-        let at = |seconds: i64| age(Timestamp::from_second(10_000_000 - seconds).ok(), now);
-        let seconds = [0, 119, 150, 3600, 11_000, 90_000, 200_000, 800_000];
-        let texts = ["0s", "119s", "2m30s", "60m", "3h3m", "25h", "2d7h", "9d"];
-        assert_eq!(seconds.map(at), texts);
-        assert_eq!(age(None, now), "<unknown>");
-    }
-
-    #[test]
-    fn columns_are_three_spaces_apart() {
-        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
-        let text = columns(&[row(["NAME", "AGE"]), row(["a-long-name", ""])]);
-        assert_eq!(text, "NAME          AGE\na-long-name\n");
-    }
 }

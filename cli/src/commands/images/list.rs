@@ -3,7 +3,6 @@
 use husk_images::{ImageStore, StoredImage};
 use jiff::Timestamp;
 
-use crate::commands::list::age;
 use crate::failure::Failure;
 use crate::output;
 
@@ -67,7 +66,7 @@ fn table(images: &[StoredImage], now: Timestamp) -> String {
             image.name.clone(),
             image.digest.chars().take(DIGEST).collect(),
             format!("{}Mi", image.size.div_ceil(1 << 20)),
-            format!("{} ago", age(u64::try_from(seconds).unwrap_or(0))),
+            format!("{} ago", output::age(u64::try_from(seconds).unwrap_or(0))),
         ]
     }));
     output::table(&rows)
