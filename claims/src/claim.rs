@@ -64,7 +64,7 @@ impl NewClaim {
         }
     }
 
-    /// What a manifest asks for; `size` counts if the manifest leaves it open.
+    /// The claim that a manifest describes. `size` is used if the manifest has none.
     #[must_use]
     pub fn of(metadata: &Metadata, spec: &ClaimSpec, size: u64) -> NewClaim {
         NewClaim {

@@ -36,17 +36,6 @@ impl Kind {
         Kind::VirtualMachineInstance,
     ];
 
-    /// The kinds that VMs need.
-    pub const NEEDED: [Kind; 7] = [
-        Kind::Secret,
-        Kind::ConfigMap,
-        Kind::Instancetype,
-        Kind::ClusterInstancetype,
-        Kind::Preference,
-        Kind::ClusterPreference,
-        Kind::DataVolume,
-    ];
-
     /// `kind` of a manifest.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -90,6 +79,12 @@ impl Kind {
             Kind::VirtualMachine => &["vm", "vms"],
             Kind::VirtualMachineInstance => &["vmi", "vmis"],
         }
+    }
+
+    /// True if its objects are VMs. All other kinds are of use to VMs only.
+    #[must_use]
+    pub fn is_vm(self) -> bool {
+        matches!(self, Kind::VirtualMachine | Kind::VirtualMachineInstance)
     }
 
     /// True if its objects have a namespace.

@@ -16,6 +16,7 @@ mod diff;
 mod doctor;
 mod get;
 mod images;
+mod import_volume;
 mod inspect;
 mod link;
 mod list;
@@ -77,7 +78,7 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Service(service::Args),
     #[command(hide = true, name = "import-volume")]
-    ImportVolume(apply::ImportArgs),
+    ImportVolume(import_volume::Args),
 }
 
 impl Command {
@@ -116,7 +117,7 @@ impl Command {
             Self::Node(args) => node::run(args),
             Self::Completions(args) => completions::run(args),
             Self::Service(args) => service::run(args),
-            Self::ImportVolume(args) => apply::run_import(args),
+            Self::ImportVolume(args) => import_volume::run(args),
             Self::Monitor(_) => return husk_monitor::monitor::serve(),
         };
         done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)

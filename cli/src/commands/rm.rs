@@ -35,8 +35,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for name in &args.vms {
         if is_supervised(name) {
             return Err(Failure::Usage(format!(
-                "systemd would start {name} again, which is a VM of the store: `husk stop {name}` stops it, `husk delete` \
-                 deletes it"
+                "{name} is a VM of the store: `husk stop {name}` stops it, `husk delete vm {name}` deletes it"
             )));
         }
     }

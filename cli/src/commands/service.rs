@@ -1,14 +1,14 @@
 //! `husk service`: the process of one VM of the store, which systemd runs.
 
 use crate::failure::Failure;
-use crate::machine::service;
+use crate::machine::{service, systemd};
 use crate::vm_ref::VmRef;
 
 /// Run one VM of the store; started by systemd as husk@NAMESPACE:NAME.service
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// NAMESPACE:NAME of the VM
-    #[arg(value_parser = super::apply::instance)]
+    #[arg(value_parser = systemd::instance)]
     vm: VmRef,
 }
 

@@ -1,6 +1,6 @@
 //! `husk start` and `husk restart`.
 
-use husk_objects::{Key, StoredObject};
+use husk_objects::{ObjectError, StoredObject};
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
@@ -68,7 +68,7 @@ pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
             systemd.enable(name, true)?;
         }
         systemd.start(name)?;
-        Ok(None)
+        Ok(unit.pid)
     })
 }
 
@@ -81,7 +81,7 @@ pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
             )));
         }
         systemd.restart(name)?;
-        Ok(Some(unit.pid))
+        Ok(unit.pid)
     })
 }
 
@@ -89,7 +89,7 @@ pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
 fn each(
     vms: &[VmRef],
     no_wait: bool,
-    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<Option<String>, Failure>,
+    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<String, Failure>,
 ) -> Result<(), Failure> {
     let machine = Machine::locate()?;
     let systemd = Systemd::find()?;
@@ -98,10 +98,7 @@ fn each(
     let mut failed = false;
     for name in vms {
         match stored(&machine, name).and_then(|stored| begin(&machine, systemd, name, &stored)) {
-            Ok(ends) => {
-                waits.vms.push(name.clone());
-                waits.restarts.extend(ends.map(|pid| (name.clone(), pid)));
-            }
+            Ok(pid) => waits.restart(name.clone(), pid),
             Err(failure) => {
                 failure.report();
                 failed = true;
@@ -118,23 +115,11 @@ fn each(
 }
 
 /// The VM of this name in the store.
-pub(super) fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
-    match find(machine, name)? {
-        Some(stored) => Ok(stored),
-        None => Err(Failure::Runtime(format!(
+fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
+    machine.vm(name).map_err(|error| match error {
+        ObjectError::NotFound(_) => Failure::Runtime(format!(
             "no VM {name} is in the store: `husk get vm --all-namespaces` shows them"
-        ))),
-    }
-}
-
-/// The same, or nothing.
-pub(super) fn find(machine: &Machine, name: &VmRef) -> Result<Option<StoredObject>, Failure> {
-    for key in vm::keys(name) as [Key; 2] {
-        match machine.objects.get(&key) {
-            Ok(stored) => return Ok(Some(stored)),
-            Err(husk_objects::ObjectError::NotFound(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(None)
+        )),
+        error => error.into(),
+    })
 }

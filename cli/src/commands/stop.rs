@@ -1,10 +1,10 @@
 //! `husk stop`.
 
 use husk_monitor::state::RuntimeDir;
+use husk_objects::ObjectError;
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
-use super::start::find;
 use crate::failure::Failure;
 use crate::live_vm;
 use crate::machine::systemd::Systemd;
@@ -80,8 +80,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// Sees to it that a VM of the store does not start again. False if systemd does not run it: then it is not of the
 /// store, or `husk run` started it.
 fn is_supervised(machine: &Machine, name: &VmRef) -> Result<bool, Failure> {
-    let Some(stored) = find(machine, name)? else {
-        return Ok(false);
+    let stored = match machine.vm(name) {
+        Err(ObjectError::NotFound(_)) => return Ok(false),
+        found => found?,
     };
     let Ok(systemd) = Systemd::find() else {
         return Ok(false);

@@ -26,7 +26,7 @@ pub(crate) struct Data {
     pub seed_files: BTreeMap<String, Vec<(String, PathBuf)>>,
 }
 
-/// Why the data of a volume is not there. It may be there later.
+/// The error of data that is missing now, and may be there later.
 #[derive(Debug)]
 pub(crate) struct DataError {
     /// The VM's `printableStatus`.
@@ -318,7 +318,7 @@ fn bytes(secret: &Secret) -> impl Iterator<Item = (&str, &[u8])> {
     data.map(|(key, value)| (key.as_str(), value.as_slice()))
 }
 
-/// The progress of a pull, over all layers that it has told of.
+/// The progress of a pull, as the sum of its layers.
 #[derive(Debug, Default)]
 struct Layers {
     layers: BTreeMap<String, (u64, u64)>,

@@ -29,7 +29,7 @@ pub(crate) struct DataVolumePhase {
     pub phase: &'static str,
     /// Such as `45.3%`, or `N/A`.
     pub progress: String,
-    /// Why it failed, or what it waits for.
+    /// The error of an import, or its progress as text.
     pub message: String,
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn store_templates(
     Ok(all)
 }
 
-/// The claim of a DataVolume; `size` counts if it leaves the size open.
+/// The claim of a DataVolume. `size` is used if the DataVolume has none.
 fn claim(stored: &StoredObject, data: &DataVolume, size: u64) -> NewClaim {
     let mut claim = NewClaim::of(&data.metadata, &data.claim, size);
     claim.annotations.clear();

@@ -9,7 +9,7 @@ use super::systemd::Systemd;
 use super::{Machine, data_volume, vm};
 use crate::failure::{Failure, note};
 
-/// Interval at which the end of a VM is looked for.
+/// Interval of looking whether a VM has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Deletes an object, and waits until nothing of it is left: a VM is shut down, and its DataVolumes go with it; the
@@ -18,14 +18,44 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// A running VM uses the data, or the store cannot be written.
 pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
-    match machine.objects.begin_deletion(key) {
-        Ok(object) => end(machine, systemd, &object),
+    match machine.objects.get(key) {
+        Ok(object) => {
+            // Once the deletion has begun, later commands end it.
+            check(machine, systemd, &object)?;
+            end(machine, systemd, &machine.objects.begin_deletion(key)?)
+        }
         Err(ObjectError::Damaged { .. }) => {
             stop(systemd, key)?;
             machine.objects.remove(key)?;
             Ok(())
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Fails if an object cannot be deleted now.
+fn check(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
+    let name = vm::name(&object.key);
+    match object.key.kind {
+        Kind::VirtualMachine | Kind::VirtualMachineInstance => reach(systemd).map(drop),
+        Kind::DataVolume if data_volume::owns_claim(machine, object) => {
+            match machine.claims.get(&name.namespace, &name.name)?.in_use {
+                true => Err(ClaimError::InUse(name.to_string()).into()),
+                false => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The manager that may run VMs; none if systemd is not this machine's init.
+///
+/// # Errors
+/// There is one that cannot be reached from here.
+fn reach(systemd: Option<Systemd>) -> Result<Option<Systemd>, Failure> {
+    match systemd {
+        None if Systemd::is_init() => Systemd::find().map(Some),
+        found => Ok(found),
     }
 }
 
@@ -46,7 +76,11 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => {
             stop(systemd, &object.key)?;
-            for owned in machine.objects.read_kinds(&[Kind::DataVolume])?.objects {
+            for owned in machine
+                .objects
+                .read_kinds(|kind| kind == Kind::DataVolume)?
+                .objects
+            {
                 if owned.is_owned_by(object.uid()) && owned.key.namespace == object.key.namespace {
                     delete(machine, systemd, &owned.key)?;
                 }
@@ -76,7 +110,10 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
 
 /// Shuts a VM down, so that it does not start again, and waits for its end.
 fn stop(systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
-    let Some(systemd) = systemd.filter(|_| vm::KINDS.contains(&key.kind)) else {
+    if !key.kind.is_vm() {
+        return Ok(());
+    }
+    let Some(systemd) = reach(systemd)? else {
         return Ok(());
     };
     let name = vm::name(key);

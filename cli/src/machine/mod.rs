@@ -24,12 +24,13 @@ pub(crate) use deletion::{delete, finish_deletions};
 
 use husk_claims::ClaimStore;
 use husk_images::data_directory;
-use husk_objects::{ObjectStore, Objects};
+use husk_objects::{ObjectError, ObjectStore, Objects, StoredObject};
 use husk_vmi::objects::{Object, ObjectKind};
 
 use crate::failure::{Failure, note};
+use crate::vm_ref::VmRef;
 
-/// What this user keeps on this machine.
+/// The objects and volumes of this user on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Machine {
     pub objects: ObjectStore,
@@ -53,6 +54,21 @@ impl Machine {
             note(&format!("{damaged}: correct the file, or apply the object again"));
         }
         Ok(objects)
+    }
+
+    /// The VM of this name, a VirtualMachine or a VirtualMachineInstance.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotFound`] if there is none; a damaged file counts as the VM.
+    pub(crate) fn vm(&self, name: &VmRef) -> Result<StoredObject, ObjectError> {
+        let [machine, instance] = vm::keys(name);
+        match self.objects.get(&machine) {
+            Err(not_found @ ObjectError::NotFound(_)) => match self.objects.get(&instance) {
+                Err(ObjectError::NotFound(_)) => Err(not_found),
+                found => found,
+            },
+            found => found,
+        }
     }
 
     /// The objects for the expansion of a VM: those of the store, of which `newer` have other versions, and the claims.

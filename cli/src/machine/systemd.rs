@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 const VM: &str = "husk@";
 const IMPORT: &str = "husk-import@";
 /// Properties of a [`Unit`].
-const PROPERTIES: &str = "--property=Id,ActiveState,SubState,StatusText,Result,UnitFileState,MainPID";
+const PROPERTIES: &str = "--property=Id,ActiveState,StatusText,UnitFileState,MainPID";
 
 /// The systemd manager of the user.
 #[derive(Debug, Clone, Copy)]
@@ -27,11 +27,8 @@ pub(crate) struct Systemd {
 pub(crate) struct Unit {
     /// `ActiveState`: `active`, `activating`, `deactivating`, `inactive` or `failed`.
     pub active: String,
-    pub sub: String,
-    /// What the service said of itself last.
+    /// The last `STATUS=` of the service.
     pub text: String,
-    /// `Result` of the last run: `success`, `exit-code`, `signal` …
-    pub result: String,
     /// Started at boot.
     pub enabled: bool,
     /// `MainPID`; `0` if none runs.
@@ -237,16 +234,14 @@ impl Units {
             let field = |name| fields.get(name).copied().unwrap_or_default();
             let unit = Unit {
                 active: field("ActiveState").to_owned(),
-                sub: field("SubState").to_owned(),
                 text: field("StatusText").to_owned(),
-                result: field("Result").to_owned(),
                 enabled: field("UnitFileState").starts_with("enabled"),
                 pid: field("MainPID").to_owned(),
             };
             let id = field("Id").strip_suffix(".service").unwrap_or_default();
             // The longer prefix does not begin with the shorter one.
             for (prefix, units) in [(VM, &mut units.vms), (IMPORT, &mut units.imports)] {
-                if let Some(name) = id.strip_prefix(prefix).and_then(instance) {
+                if let Some(Ok(name)) = id.strip_prefix(prefix).map(instance) {
                     units.insert(name, unit.clone());
                 }
             }
@@ -256,9 +251,9 @@ impl Units {
 }
 
 /// The object of the instance `NAMESPACE:NAME` of a unit.
-pub(crate) fn instance(text: &str) -> Option<VmRef> {
-    let (namespace, name) = text.split_once(':')?;
-    format!("{namespace}/{name}").parse().ok()
+pub(crate) fn instance(text: &str) -> Result<VmRef, String> {
+    let (namespace, name) = text.split_once(':').ok_or("expected NAMESPACE:NAME")?;
+    format!("{namespace}/{name}").parse()
 }
 
 #[cfg(test)]
@@ -277,7 +272,6 @@ mod tests {
         assert_eq!(demo.text, "Running: a=b");
         let import = &units.imports[&"a-b/c".parse().unwrap()];
         assert!(!import.runs() && !import.enabled);
-        assert_eq!(import.result, "exit-code");
         assert_eq!((units.vms.len(), units.imports.len()), (1, 1));
     }
 
@@ -286,7 +280,7 @@ mod tests {
         let unit = |name: &str| Systemd::vm_unit(&name.parse().unwrap());
         assert_eq!(unit("a-b/c"), "husk@a-b:c.service");
         assert_ne!(unit("a-b/c"), unit("a/b-c"));
-        assert_eq!(instance("a-b:c"), "a-b/c".parse().ok());
-        assert_eq!(instance("a/b:c"), None);
+        assert_eq!(instance("a-b:c"), "a-b/c".parse());
+        assert!(instance("a/b:c").is_err());
     }
 }

@@ -35,25 +35,22 @@ const VARIABLES: [&str; 17] = [
 /// The variables that are set. A relative path is made absolute. A proxy with a password is left out, because everyone
 /// can read units.
 pub(super) fn environment() -> impl Iterator<Item = (&'static str, String)> {
-    VARIABLES.into_iter().filter_map(|name| {
-        let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
-        if name.to_ascii_uppercase().ends_with("PROXY") {
-            return (!value.contains('@')).then_some((name, value));
-        }
-        let path = Path::new(&value);
-        let is_program = matches!(name, "HUSK_VMM" | "HUSK_IMPORT") && path.components().count() == 1;
-        match is_program {
-            true => Some((name, value)),
-            false => Some((
-                name,
-                std::path::absolute(path)
-                    .ok()?
-                    .into_os_string()
-                    .into_string()
-                    .ok()?,
-            )),
-        }
-    })
+    let set = |name: &'static str| Some((name, recorded(name, std::env::var(name).ok()?)?));
+    VARIABLES.into_iter().filter_map(set)
+}
+
+/// The value of a variable as it is recorded, if it is.
+fn recorded(name: &str, value: String) -> Option<String> {
+    if name.to_ascii_uppercase().ends_with("PROXY") {
+        return (!value.is_empty() && !value.contains('@')).then_some(value);
+    }
+    // A program without a folder is looked for on PATH.
+    if matches!(name, "HUSK_VMM" | "HUSK_IMPORT") && !value.is_empty() && !value.contains('/') {
+        return Some(value);
+    }
+    // It fails for an empty path.
+    let path = std::path::absolute(Path::new(&value)).ok()?;
+    path.into_os_string().into_string().ok()
 }
 
 /// Writes the unit file unless it is as it should be. A file that a person or a package wrote stays.
@@ -156,6 +153,26 @@ fn text(target: &str, husk: &Path, environment: &[(&str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn services_do_not_start_in_the_folder_of_the_user() {
+        let value = |name: &str, value: &str| recorded(name, value.to_owned());
+        let here = std::env::current_dir().unwrap();
+        let path = |name: &str| Some(here.join(name).to_str()?.to_owned());
+        assert_eq!(value("HUSK_DATA_DIR", "data"), path("data"));
+        assert_eq!(value("HUSK_DATA_DIR", "/data"), Some("/data".into()));
+        assert_eq!(value("HUSK_DATA_DIR", ""), None);
+        assert_eq!(value("HUSK_VMM", "husk-vmm"), Some("husk-vmm".into()));
+        assert_eq!(value("HUSK_VMM", "./husk-vmm"), path("husk-vmm"));
+    }
+
+    #[test]
+    fn passwords_of_proxies_are_not_recorded() {
+        let value = |value: &str| recorded("https_proxy", value.to_owned());
+        assert_eq!(value("http://proxy:3128"), Some("http://proxy:3128".into()));
+        assert_eq!(value("http://user:secret@proxy:3128"), None);
+        assert_eq!(value(""), None);
+    }
 
     #[test]
     fn paths_and_variables_are_quoted() {

@@ -8,10 +8,7 @@ use serde_json::Value;
 
 use crate::vm_ref::VmRef;
 
-/// The kinds that are VMs.
-pub(crate) const KINDS: [Kind; 2] = [Kind::VirtualMachine, Kind::VirtualMachineInstance];
-
-/// What a VM of the store becomes.
+/// The VMI that a VM of the store describes.
 #[derive(Debug)]
 pub(crate) struct ExpandedVm {
     pub vmi: Vmi,
@@ -23,7 +20,7 @@ pub(crate) struct ExpandedVm {
 
 /// The keys that a VM may have.
 pub(crate) fn keys(vm: &VmRef) -> [Key; 2] {
-    KINDS.map(|kind| Key::new(kind, &vm.namespace, &vm.name))
+    [Kind::VirtualMachine, Kind::VirtualMachineInstance].map(|kind| Key::new(kind, &vm.namespace, &vm.name))
 }
 
 /// Name of the VM.

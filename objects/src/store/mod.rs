@@ -67,21 +67,21 @@ impl ObjectStore {
     /// # Errors
     /// The directory cannot be read. Damaged files are no error: see [`Objects::damaged`].
     pub fn read(&self) -> Result<Objects, ObjectError> {
-        self.read_kinds(&Kind::ALL)
+        self.read_kinds(|_| true)
     }
 
-    /// The objects of these kinds.
+    /// The objects of the kinds that `wanted` chooses.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_kinds(&self, kinds: &[Kind]) -> Result<Objects, ObjectError> {
+    pub fn read_kinds(&self, wanted: impl Fn(Kind) -> bool) -> Result<Objects, ObjectError> {
         let mut all = Objects::default();
         let namespaces = names(&self.path)?
             .into_iter()
             .filter(|name| !name.starts_with('.'));
         for namespace in namespaces.chain([CLUSTER.to_owned()]) {
-            for &kind in kinds {
-                if kind.is_namespaced() == (namespace == CLUSTER) {
+            for kind in Kind::ALL {
+                if !wanted(kind) || kind.is_namespaced() == (namespace == CLUSTER) {
                     continue;
                 }
                 for file in names(&self.path.join(&namespace).join(kind.directory()))? {

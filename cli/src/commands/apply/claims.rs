@@ -10,7 +10,7 @@ use crate::output;
 /// Granularity of sizes, in bytes.
 const MIB: u64 = 1 << 20;
 
-/// Why a claim cannot be what the manifest asks for.
+/// The error of a claim that cannot become what its manifest asks for.
 pub(super) fn fault(machine: &Machine, claim: &PersistentVolumeClaim) -> Option<String> {
     let stored = machine
         .claims

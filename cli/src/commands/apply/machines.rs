@@ -18,7 +18,7 @@ use crate::machine::vm::{self, ExpandedVm};
 use crate::machine::{Machine, claim_of};
 use crate::vm_ref::VmRef;
 
-/// What [`reconcile`] began.
+/// The change that [`reconcile`] began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reconciled {
     Starts,
@@ -59,12 +59,15 @@ pub(super) fn reconcile(
         systemd.stop(&name)?;
         return Ok(Reconciled::Stops);
     }
-    if !unit.runs() && !unit.is_stopping() {
+    if !unit.runs() {
         if !starts {
             return Ok(Reconciled::Nothing);
         }
         systemd.start(&name)?;
-        return Ok(Reconciled::Starts);
+        return Ok(match unit.is_stopping() {
+            true => Reconciled::Restarts(unit.pid),
+            false => Reconciled::Starts,
+        });
     }
     let runtime = RuntimeDir::locate()?;
     match runtime.find(&name.namespace, &name.name) {
@@ -74,7 +77,7 @@ pub(super) fn reconcile(
             }
             Ok(Reconciled::Nothing)
         }
-        // It does not run yet, or not any more: it begins anew with the changed object.
+        // The guest does not run now. The process reads the changed object when it starts again.
         _ if changed => {
             systemd.restart(&name)?;
             Ok(Reconciled::Restarts(unit.pid))
@@ -83,7 +86,7 @@ pub(super) fn reconcile(
     }
 }
 
-/// `spec.runStrategy` or `spec.running`; nothing in a VMI.
+/// The run strategy of a manifest, given as `spec.runStrategy` or `spec.running`.
 fn strategy_text(object: &Value) -> Option<String> {
     let spec = &object["spec"];
     if object["kind"] == "VirtualMachineInstance" {

@@ -10,12 +10,13 @@ use std::path::PathBuf;
 use husk_objects::{Applied, Key, Kind, Outcome};
 use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
 
-use crate::failure::{Failure, note, one_line};
+use crate::failure::{Failure, RUNTIME, note, one_line};
 use crate::machine::systemd::Systemd;
-use crate::machine::vm::{ExpandedVm, KINDS, expanded};
+use crate::machine::vm::{ExpandedVm, expanded};
 use crate::machine::{Machine, finish_deletions, store_templates, unit, vm};
-use crate::vm_ref::{self, VmRef};
+use crate::vm_ref;
 use files::Given;
+use machines::Reconciled;
 
 /// Longest name of a unit, and of a file.
 const MAX_UNIT: usize = 255;
@@ -57,54 +58,60 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vms = checked_vms(&machine, &given)?;
     let systemd = systemd_for(&given)?;
     finish_deletions(&machine, systemd)?;
-    check(&machine, &given)?;
+    check(&machine, &given, &vms)?;
     for claim in given.iter().filter_map(claim) {
         claims::apply(&machine, claim)?;
     }
     let mut applied = apply_objects(&machine, &given)?;
     for (key, vm) in &vms {
         let of_vm = store_templates(&machine, &machine.objects.get(key)?, vm)?;
-        of_vm
+        let new = of_vm
             .iter()
-            .filter(|applied| applied.outcome != Outcome::Unchanged)
-            .for_each(report);
+            .filter(|applied| applied.outcome != Outcome::Unchanged);
+        new.for_each(report);
         applied.extend(of_vm);
     }
-    let Some(systemd) = systemd else {
-        return Ok(());
-    };
+    match systemd {
+        Some(systemd) => start(args, &machine, systemd, &applied, &vms),
+        None => Ok(()),
+    }
+}
+
+/// Fills the volumes of DataVolumes, brings VMs to what their objects say, and waits for both.
+fn start(
+    args: &Args,
+    machine: &Machine,
+    systemd: Systemd,
+    applied: &[Applied],
+    vms: &[(Key, ExpandedVm)],
+) -> Result<(), Failure> {
     unit::install(systemd)?;
     let mut waits = wait::Waits::default();
-    for applied in &applied {
-        let name = vm::name(&applied.object.key);
-        if applied.object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
-            systemd
-                .start_import(&name, &unit::program()?)
-                .or_else(|failure| match systemd.import(&name)?.runs() {
-                    true => Ok(()),
-                    false => Err(failure),
-                })?;
+    for object in applied.iter().map(|applied| &applied.object) {
+        let name = vm::name(&object.key);
+        if object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
+            let started = systemd.start_import(&name, &unit::program()?);
+            // A unit of this name may run already.
+            if let Err(failure) = started
+                && !systemd.import(&name)?.runs()
+            {
+                return Err(failure);
+            }
             waits.volumes.push(name);
         }
     }
     let mut failed = false;
-    for applied in applied
-        .iter()
-        .filter(|applied| KINDS.contains(&applied.object.key.kind))
-    {
-        let expanded = vms
-            .iter()
-            .find(|(key, _)| *key == applied.object.key)
-            .map(|(_, vm)| vm);
-        let Some(expanded) = expanded else { continue };
-        match machines::reconcile(&machine, systemd, applied, expanded) {
-            Ok(machines::Reconciled::Starts) => waits.vms.push(vm::name(&applied.object.key)),
-            Ok(machines::Reconciled::Restarts(pid)) => {
-                waits.vms.push(vm::name(&applied.object.key));
-                waits.restarts.insert(vm::name(&applied.object.key), pid);
-            }
-            Ok(machines::Reconciled::Stops) => waits.stops.push(vm::name(&applied.object.key)),
-            Ok(machines::Reconciled::Nothing) => {}
+    for applied in applied {
+        let key = &applied.object.key;
+        let Some((_, expanded)) = vms.iter().find(|(of_vm, _)| of_vm == key) else {
+            continue;
+        };
+        let name = vm::name(key);
+        match machines::reconcile(machine, systemd, applied, expanded) {
+            Ok(Reconciled::Starts) => waits.vms.push(name),
+            Ok(Reconciled::Restarts(pid)) => waits.restart(name, pid),
+            Ok(Reconciled::Stops) => waits.stops.push(name),
+            Ok(Reconciled::Nothing) => {}
             Err(failure) => {
                 failure.report();
                 failed = true;
@@ -112,10 +119,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     if !args.no_wait {
-        waits.until_done(&machine, systemd)?;
+        waits.until_done(machine, systemd)?;
     }
     match failed {
-        true => Err(Failure::Ended(crate::failure::RUNTIME)),
+        true => Err(Failure::Ended(RUNTIME)),
         false => Ok(()),
     }
 }
@@ -127,22 +134,31 @@ fn claim(given: &Given) -> Option<&PersistentVolumeClaim> {
     }
 }
 
-/// Checks that all objects can be stored, before one is.
-fn check(machine: &Machine, given: &[Given]) -> Result<(), Failure> {
+/// Checks that all objects can be stored, before one is. Prints the notes of those that change.
+fn check(machine: &Machine, given: &[Given], vms: &[(Key, ExpandedVm)]) -> Result<(), Failure> {
     let mut lines = Vec::new();
     for given in given {
-        for text in &given.object.notes {
-            note(&format!("{}{text}", given.prefix));
-        }
-        let fault = match claim(given) {
-            Some(claim) => claims::fault(machine, claim),
-            None => machine
-                .objects
-                .compare(&given.object.value)
-                .err()
-                .map(|error| error.to_string()),
+        let line = |text: &dyn std::fmt::Display| format!("{}{text}", given.prefix);
+        let changes = match claim(given) {
+            Some(claim) => {
+                lines.extend(claims::fault(machine, claim).map(|fault| line(&fault)));
+                true
+            }
+            None => match machine.objects.compare(&given.object.value) {
+                Ok(applied) => applied.outcome != Outcome::Unchanged,
+                Err(error) => {
+                    lines.push(line(&error));
+                    false
+                }
+            },
         };
-        lines.extend(fault.map(|fault| format!("{}{fault}", given.prefix)));
+        if changes {
+            let vm = vms.iter().find(|(key, _)| given.key().as_ref() == Some(key));
+            let of_vm = vm.map(|(_, vm)| husk_vmi::notes(&vm.vmi)).unwrap_or_default();
+            for text in given.object.notes.iter().chain(&of_vm) {
+                note(&line(text));
+            }
+        }
     }
     match lines.is_empty() {
         true => Ok(()),
@@ -202,7 +218,7 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
                 given.prefix
             ));
         }
-        if !KINDS.contains(&key.kind) {
+        if !key.kind.is_vm() {
             continue;
         }
         let other = vm::keys(&vm::name(&key)).into_iter().find(|other| *other != key);
@@ -213,12 +229,7 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
             ));
         }
         match expanded(&given.object, &known) {
-            Ok(expanded) => {
-                for text in husk_vmi::notes(&expanded.vmi) {
-                    note(&format!("{}{text}", given.prefix));
-                }
-                vms.push((key, expanded));
-            }
+            Ok(expanded) => vms.push((key, expanded)),
             Err(errors) => lines.extend(errors.iter().map(|error| format!("{}{error}", given.prefix))),
         }
     }
@@ -255,31 +266,4 @@ fn report(applied: &Applied) {
         "{} {outcome}\n",
         one_line(&applied.object.key.to_string())
     ));
-}
-
-/// `husk import-volume`, which systemd runs to fill a volume.
-#[derive(Debug, clap::Args)]
-pub(crate) struct ImportArgs {
-    /// NAMESPACE:NAME of the DataVolume
-    #[arg(value_parser = instance)]
-    volume: VmRef,
-}
-
-/// Parses the instance of a unit.
-pub(super) fn instance(text: &str) -> Result<VmRef, String> {
-    crate::machine::systemd::instance(text).ok_or_else(|| "expected NAMESPACE:NAME".to_owned())
-}
-
-pub(super) fn run_import(args: &ImportArgs) -> Result<(), Failure> {
-    use sd_notify::{NotifyState, notify};
-    let machine = Machine::locate()?;
-    let _ = notify(&[NotifyState::Ready]);
-    let objects = machine.objects.read_kinds(&Kind::NEEDED)?;
-    let mut report = |text: &str| {
-        let _ = notify(&[NotifyState::Status(&one_line(text))]);
-    };
-    crate::machine::import(&machine, &objects, &args.volume, &mut report).map_err(|error| {
-        let _ = notify(&[NotifyState::Status(&one_line(&error.text))]);
-        Failure::Runtime(error.text)
-    })
 }

@@ -9,27 +9,27 @@ use husk_objects::{Key, Kind};
 
 use crate::failure::{Failure, RUNTIME, one_line};
 use crate::machine::systemd::Systemd;
-use crate::machine::{Machine, phase, status, vm};
+use crate::machine::{Machine, phase, status};
 use crate::vm_ref::VmRef;
 use crate::{live_vm, vm_view};
 
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What to wait for.
+/// VMs and volumes to wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     /// VMs that start.
     pub vms: Vec<VmRef>,
     /// Process ids of VMs among them that end before.
-    pub restarts: BTreeMap<VmRef, String>,
+    restarts: BTreeMap<VmRef, String>,
     /// VMs that shut down.
     pub stops: Vec<VmRef>,
     /// DataVolumes.
     pub volumes: Vec<VmRef>,
 }
 
-/// What one of them does.
+/// The progress of one of them.
 enum Step {
     Done(String),
     Failed(String),
@@ -38,6 +38,14 @@ enum Step {
 }
 
 impl Waits {
+    /// Waits for a VM that starts after its process `pid` has ended; `0` stands for none.
+    pub(crate) fn restart(&mut self, name: VmRef, pid: String) {
+        if pid != "0" {
+            self.restarts.insert(name.clone(), pid);
+        }
+        self.vms.push(name);
+    }
+
     /// Waits for all of them.
     ///
     /// # Errors
@@ -49,10 +57,7 @@ impl Waits {
         // Parsing them at each look would take long with many VMs.
         let mut stored = BTreeMap::new();
         for name in self.vms.iter().chain(&self.stops) {
-            if let Some(vm) = vm::keys(name)
-                .into_iter()
-                .find_map(|key| machine.objects.get(&key).ok())
-            {
+            if let Ok(vm) = machine.vm(name) {
                 stored.insert(name.clone(), vm);
             }
         }
@@ -133,7 +138,7 @@ impl Waits {
     }
 }
 
-/// Where the start of a VM is.
+/// The progress of a VM that starts.
 fn start_step(status: &status::VmStatus, active: &str) -> Step {
     match status.printable.as_str() {
         "Running" | "Paused" => Step::Done(status.printable.to_ascii_lowercase()),
@@ -148,7 +153,7 @@ fn start_step(status: &status::VmStatus, active: &str) -> Step {
                 message => message.to_owned(),
             })
         }
-        // It is started again later, but whoever waits must look after it.
+        // It is tried again later, but the user has to mend something.
         other => Step::Failed(format!("{other}: {}", status.message)),
     }
 }

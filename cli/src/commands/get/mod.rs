@@ -64,7 +64,7 @@ enum Format {
     Name,
 }
 
-/// What the objects are shown from.
+/// The state of the machine, from which objects are shown.
 pub(super) struct Known {
     machine: Machine,
     objects: Objects,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use husk_monitor::monitor::{EmbeddedVm, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_objects::{Kind, ObjectError, Outcome, StoredObject};
+use husk_objects::Outcome;
 use husk_proto::shim::v1::{Phase, Status};
 use husk_vmi::objects::RunStrategy;
 use husk_vmi::{PodResources, VmPlan};
@@ -21,7 +21,7 @@ use super::object_files::ObjectFiles;
 use super::systemd::Systemd;
 use super::{Data, DataError, Machine, vm};
 use crate::failure::{Failure, chain, note};
-use crate::signals::Signals;
+use crate::signals::{Signals, StopSignal};
 use crate::status::exit_summary;
 use crate::vm_ref::VmRef;
 use crate::{host_notes, live_vm, network};
@@ -29,7 +29,7 @@ use crate::{host_notes, live_vm, network};
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
 
-/// How one life of the VM went.
+/// The end of a VM that was started.
 enum Life {
     /// The guest powered off.
     Succeeded(String),
@@ -246,12 +246,9 @@ impl Service {
 
     /// The run strategy now; one of a VM that is gone ends it.
     fn run_strategy(&self) -> RunStrategy {
-        let mut found = vm::keys(&self.name)
-            .into_iter()
-            .filter_map(|key| self.machine.objects.get(&key).ok());
-        match found.find(|vm| !vm.is_deleting()) {
-            Some(vm) => vm::run_strategy(&vm),
-            None => RunStrategy::Halted,
+        match self.machine.vm(&self.name) {
+            Ok(vm) if !vm.is_deleting() => vm::run_strategy(&vm),
+            _ => RunStrategy::Halted,
         }
     }
 
@@ -271,9 +268,16 @@ fn life(status: &Status) -> Life {
 /// Makes the plan of a VM and provides its data. May take long.
 fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prepared, PrepareError> {
     // Not the other VMs: with many of them, reading all at a boot takes long.
-    let read = || machine.objects.read_kinds(&Kind::NEEDED).map_err(Failure::from);
+    let read = || {
+        machine
+            .objects
+            .read_kinds(|kind| !kind.is_vm())
+            .map_err(Failure::from)
+    };
     let mut objects = read()?;
-    let stored = stored(machine, name).map_err(PrepareError::Manifest)?;
+    let stored = machine
+        .vm(name)
+        .map_err(|error| PrepareError::Manifest(vec![error.to_string()]))?;
     if stored.is_deleting() {
         return Err(PrepareError::Manifest(vec![format!(
             "{} is being deleted",
@@ -284,7 +288,6 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
     let mut expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
     expanded.manifest["metadata"]["uid"] = Value::from(stored.uid());
     let added = super::store_templates(machine, &stored, &expanded)?;
-    let uid = stored.uid().to_owned();
     if added.iter().any(|added| added.outcome == Outcome::Created) {
         objects = read()?;
     }
@@ -302,7 +305,7 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
     let resources = PodResources {
         volumes: data.volumes,
         seed_files: data.seed_files,
-        uuid: uid.parse().unwrap_or_else(|_| uuid::Uuid::new_v4()),
+        uuid: stored.uid().parse().unwrap_or_else(|_| uuid::Uuid::new_v4()),
         now_unix_seconds: jiff::Timestamp::now().as_second(),
         ..PodResources::default()
     };
@@ -318,38 +321,19 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
     for text in host_notes::notes(&expanded.vmi, &plan).into_iter().chain(unmet) {
         note(&text);
     }
-    let mut metadata = expanded.manifest["metadata"].clone();
-    metadata["ownedBy"] = Value::from(uid);
     Ok(Prepared {
         plan,
-        metadata,
+        metadata: expanded.manifest["metadata"].take(),
         files,
     })
 }
 
-/// The VM in the store, or why there is none.
-fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Vec<String>> {
-    let mut errors = Vec::new();
-    for key in vm::keys(name) {
-        match machine.objects.get(&key) {
-            Ok(stored) => return Ok(stored),
-            Err(error) => errors.push(error),
-        }
-    }
-    // If one of the two is damaged, that the other is not found says nothing.
-    let damaged = errors
-        .iter()
-        .find(|error| !matches!(error, ObjectError::NotFound(_)));
-    let error = damaged.or(errors.first());
-    Err(error.map(ToString::to_string).into_iter().collect())
-}
-
-/// Becomes true with the first SIGTERM or SIGINT.
+/// Becomes true with the first SIGTERM or SIGINT; SIGHUP is ignored.
 fn stop_signal() -> Result<watch::Receiver<bool>, Failure> {
     let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
-        signals.next().await;
+        while signals.next().await == StopSignal::Hangup {}
         let _ = sender.send(true);
         // As long as the process lives, so that waiting for the change never fails.
         std::future::pending::<()>().await;
