@@ -266,6 +266,8 @@ fn life(ctx: &TestContext) -> Result<()> {
     }
     changes(ctx)?;
     stop_and_start(ctx)?;
+    let refused = husk(ctx, &["delete", "dv", "whole-web"])?.fails(1)?;
+    expect_contains(&refused, &["a running VM uses the volume whole-web"])?;
     let deleted = husk(ctx, &["delete", "vm", "whole"])?.ok()?;
     expect_contains(&deleted, &["virtualmachine.kubevirt.io/whole deleted"])?;
     let left = husk(ctx, &["get", "pvc", "-o", "name"])?.ok()?;
@@ -377,6 +379,15 @@ fn run_strategies(ctx: &TestContext) -> Result<()> {
                 "it would start at boot"
             );
         }
+        if strategy == "Once" {
+            // systemd starts a process again that was killed. The VM is not to run a second time.
+            husk(ctx, &["start", &name])?.ok()?;
+            let pid = unit(&name, "MainPID")?;
+            sh(ctx, &format!("kill -9 {pid}"))?;
+            until(|| Ok(unit(&name, "NRestarts")? == "1" && unit(&name, "ActiveState")? == "failed"))
+                .context("its process was not started and refused")?;
+            until_status(ctx, &name, "Stopped")?;
+        }
         // Applied again, it stays as its guest has left it.
         apply(ctx, "vm.yaml", &[vm(&name, strategy)])?.ok()?;
         ensure!(
@@ -391,6 +402,12 @@ fn run_strategies(ctx: &TestContext) -> Result<()> {
     )?;
     until_status(ctx, "manual", "Stopped")?;
     husk(ctx, &["start", "manual"])?.ok()?;
+    expect_contains(
+        &husk(ctx, &["stop", "--force", "manual"])?.ok()?,
+        &["manual: stopped"],
+    )?;
+    let removed = husk(ctx, &["start", "manual"]).and_then(|_| husk(ctx, &["rm", "manual"]))?;
+    expect_contains(&removed.fails(2)?, &["is a VM of the store: `husk stop manual`"])?;
     let changed = vm("manual", "Halted");
     expect_contains(&apply(ctx, "vm.yaml", &[changed])?.ok()?, &["manual: stopped"])?;
     husk(ctx, &["delete", "vm", "manual"])?.ok()?;

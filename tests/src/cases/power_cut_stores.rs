@@ -24,95 +24,51 @@ const LOG_MIB: u64 = 512;
 const CUTS: usize = 100;
 const WEB: &str = "127.0.0.1:8089";
 
-/// A command, and the names that exist after it: of objects as `KIND/NAME`, of claims as `pvc/NAME`.
+/// A command, and the names that it adds and removes: of objects as `KIND/NAME`, of claims as `pvc/NAME`.
 struct Step {
     words: &'static [&'static str],
-    exist: &'static [&'static str],
+    adds: &'static [&'static str],
+    removes: &'static [&'static str],
 }
 
-/// What is done, one after the other.
+const fn step(words: &'static [&'static str], adds: &'static [&'static str]) -> Step {
+    let removes = &[];
+    Step { words, adds, removes }
+}
+
+const fn removal(words: &'static [&'static str], removes: &'static [&'static str]) -> Step {
+    let adds = &[];
+    Step { words, adds, removes }
+}
+
+/// The commands, one after the other.
 const STEPS: &[Step] = &[
-    Step {
-        words: &["volume", "create", "data", "--size", "4Mi"],
-        exist: &["pvc/data"],
-    },
-    Step {
-        words: &["apply", "-f", "vm.yaml", "--no-wait"],
-        exist: &["pvc/data", "secret/key", "vm/halted", "dv/halted-blank"],
-    },
-    Step {
-        words: &["import-volume", "default:halted-blank"],
-        exist: &[
-            "pvc/data",
-            "secret/key",
-            "vm/halted",
-            "dv/halted-blank",
-            "pvc/halted-blank",
-        ],
-    },
-    Step {
-        words: &["volume", "clone", "data", "copy"],
-        exist: &[
-            "pvc/data",
-            "secret/key",
-            "vm/halted",
-            "dv/halted-blank",
-            "pvc/halted-blank",
-            "pvc/copy",
-        ],
-    },
-    Step {
-        words: &["apply", "-f", "dv.yaml"],
-        exist: &[
-            "pvc/data",
-            "secret/key",
-            "vm/halted",
-            "dv/halted-blank",
-            "pvc/halted-blank",
-            "pvc/copy",
-            "dv/web",
-            "pvc/web",
-        ],
-    },
-    Step {
-        words: &["volume", "resize", "data", "8Mi"],
-        exist: &[
-            "pvc/data",
-            "secret/key",
-            "vm/halted",
-            "dv/halted-blank",
-            "pvc/halted-blank",
-            "pvc/copy",
-            "dv/web",
-            "pvc/web",
-        ],
-    },
-    Step {
-        words: &["apply", "-f", "changed.yaml"],
-        exist: &[
-            "pvc/data",
-            "secret/key",
-            "vm/halted",
-            "dv/halted-blank",
-            "pvc/halted-blank",
-            "pvc/copy",
-            "dv/web",
-            "pvc/web",
-        ],
-    },
-    Step {
-        words: &["delete", "vm", "halted"],
-        exist: &["pvc/data", "secret/key", "pvc/copy", "dv/web", "pvc/web"],
-    },
-    Step {
-        words: &["delete", "dv", "web"],
-        exist: &["pvc/data", "secret/key", "pvc/copy"],
-    },
-    Step {
-        words: &["volume", "rm", "copy"],
-        exist: &["pvc/data", "secret/key"],
-    },
+    step(&["volume", "create", "data", "--size", "4Mi"], &["pvc/data"]),
+    step(
+        &["apply", "-f", "vm.yaml"],
+        &["secret/key", "vm/halted", "dv/halted-blank", "pvc/halted-blank"],
+    ),
+    step(&["volume", "clone", "data", "copy"], &["pvc/copy"]),
+    step(&["apply", "-f", "dv.yaml"], &["dv/web", "pvc/web"]),
+    step(&["volume", "resize", "data", "8Mi"], &[]),
+    step(&["apply", "-f", "changed.yaml"], &[]),
+    removal(
+        &["delete", "vm", "halted"],
+        &["vm/halted", "dv/halted-blank", "pvc/halted-blank"],
+    ),
+    removal(&["delete", "dv", "web"], &["dv/web", "pvc/web"]),
+    removal(&["volume", "rm", "copy"], &["pvc/copy"]),
 ];
+
+/// The names after the first `done` steps.
+fn names_after(done: usize) -> BTreeSet<&'static str> {
+    let mut names = BTreeSet::new();
+    for step in STEPS.iter().take(done) {
+        names.extend(step.adds);
+        names.retain(|name| !step.removes.contains(name));
+    }
+    names
+}
 
 fn run(ctx: &TestContext) -> Result<()> {
     ctx.needs_root()?;
@@ -217,19 +173,8 @@ fn check(ctx: &TestContext, done: usize) -> Result<()> {
 }
 
 fn check_mounted(ctx: &TestContext, folder: &Path, done: usize) -> Result<()> {
-    let names = |step: Option<usize>| -> BTreeSet<&str> {
-        let step = step.and_then(|step| STEPS.get(step));
-        step.into_iter()
-            .flat_map(|step| step.exist.iter().copied())
-            .collect()
-    };
-    let (before, after) = (names(done.checked_sub(1)), names(Some(done)));
-    // After the last step nothing is under way.
-    let after = if done == STEPS.len() {
-        before.clone()
-    } else {
-        after
-    };
+    // The next step may be under way.
+    let (before, after) = (names_after(done), names_after(done + 1));
     let found = found(ctx, folder)?;
     let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
     let lost: Vec<_> = before

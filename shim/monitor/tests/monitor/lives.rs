@@ -106,6 +106,27 @@ pub fn second_signal_kills() {
     f.is_clean(&vm.pids());
 }
 
+/// A supervisor sends a signal although a client has asked for a shutdown: that has its grace period all the same.
+pub fn signal_after_a_shutdown_does_not_kill() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("deaf")).unwrap();
+    let request = ShutdownRequest {
+        grace_seconds: Some(600),
+    };
+    f.wait(vm.client.shutdown(request)).unwrap();
+    let monitor = vm.monitor;
+    signal(monitor, Signal::TERM);
+    std::thread::sleep(Duration::from_secs(1));
+    let status = vm.status();
+    assert!(status.phase() == Phase::Running && status.stopping, "{status:?}");
+    let status = vm.ends(async |_| signal(monitor, Signal::TERM));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "Killed")
+    );
+    f.is_clean(&vm.pids());
+}
+
 pub fn paused_vm_is_resumed_for_shutdown() {
     let f = Fixture::new();
     let mut paused = plan("demo");

@@ -70,6 +70,7 @@ fn run() -> ExitCode {
         unresponsive_guest_is_killed_after_the_grace_period,
         unresponsive_vmm_is_killed,
         second_signal_kills,
+        signal_after_a_shutdown_does_not_kill,
         paused_vm_is_resumed_for_shutdown,
         resume_returns_although_an_io_error_pauses_again,
         killed_vmm_is_cleaned_up,
