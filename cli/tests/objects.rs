@@ -197,3 +197,37 @@ fn a_claim_that_a_data_volume_did_not_make_stays() {
     store.ok(&["delete", "dv", "data"]);
     assert!(image.exists() && store.names("pvc") == "data\n");
 }
+
+#[test]
+fn what_only_a_cluster_has_is_refused() {
+    let store = Store::new();
+    let vmi = |networks: &str, volumes: &str, interfaces: &str| {
+        let disks = if volumes == "[]" {
+            ""
+        } else {
+            ", disks: [{name: token, disk: {}}]"
+        };
+        store.apply(&format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: vm}}\n\
+             spec: {{domain: {{memory: {{guest: 64Mi}}, devices: {{interfaces: {interfaces}{disks}}}}}, \
+             networks: {networks}, volumes: {volumes}}}\n"
+        ))
+    };
+    let red = "[{name: red, multus: {networkName: red-net}}]";
+    let (code, told) = vmi(red, "[]", "[{name: red, bridge: {}}]");
+    assert_eq!(code, 2, "{told}");
+    assert!(
+        told.contains(
+            "spec.networks[0].multus: Unsupported value: VMs of the store have the pod network only"
+        ),
+        "{told}"
+    );
+    let volumes = "[{name: token, serviceAccount: {serviceAccountName: default}}]";
+    let (code, told) = vmi("[]", volumes, "[]");
+    assert_eq!(code, 2, "{told}");
+    assert!(
+        told.contains("spec.volumes[0].serviceAccount: Unsupported value: a machine without a cluster"),
+        "{told}"
+    );
+    assert_eq!(store.names("vmi"), "");
+}

@@ -158,13 +158,6 @@ impl Provider<'_> {
             let items = items.iter().map(|(path, text)| (path.as_str(), text.as_bytes()));
             return written(files.write(&directory, items));
         }
-        if volume.service_account.is_some() {
-            let text = format!(
-                "{}: a machine without a cluster has no service accounts: remove the volume",
-                self.field(index, "serviceAccount")
-            );
-            return Err(DataError::new("CrashLoopBackOff", text));
-        }
         Ok(None)
     }
 

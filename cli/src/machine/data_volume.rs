@@ -1,5 +1,7 @@
 //! DataVolumes: the claim of a DataVolume, filled from its source.
 
+use std::cell::RefCell;
+
 use husk_claims::{ClaimError, NewClaim};
 use husk_images::{
     Checksum, ChecksumAlgorithm, Event, HttpSource, Login, RegistrySource, VolumeRequest, VolumeSource,
@@ -83,9 +85,13 @@ fn import_at(
                 .get(namespace, name)
                 .map_err(|error| failed(error.to_string()))?
                 .size;
+            let report = RefCell::new(report);
             machine
                 .claims
-                .copy((namespace, name), &claim(stored, data, size), &|_, _| {})
+                .copy((namespace, name), &claim(stored, data, size), &|done, size| {
+                    let text = percent(done, Some(size));
+                    (report.borrow_mut())(&format!("copying {source} to {volume}: {text}"));
+                })
         }
         DataVolumeSource::Http(source) => {
             let source = http(objects, namespace, source).map_err(|error| failed(error.text))?;

@@ -3,7 +3,7 @@
 use husk_objects::{Key, Kind, StoredObject};
 use husk_vmi::instancetype::expand;
 use husk_vmi::objects::{DataVolume, Object, ObjectKind, RunStrategy};
-use husk_vmi::{Vmi, validate};
+use husk_vmi::{CauseReason, FieldError, Vmi, validate};
 use serde_json::Value;
 
 use crate::vm_ref::VmRef;
@@ -64,9 +64,7 @@ pub(crate) fn set_runs(vm: &mut Value, runs: bool) {
 /// # Errors
 /// A line for each wrong field.
 pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, Vec<String>> {
-    let lines = |errors: Vec<husk_vmi::FieldError>| -> Vec<String> {
-        errors.iter().map(ToString::to_string).collect()
-    };
+    let lines = |errors: Vec<FieldError>| -> Vec<String> { errors.iter().map(ToString::to_string).collect() };
     let expanded = match &object.kind {
         ObjectKind::VirtualMachine(vm) => {
             let expansion = expand(vm, known).map_err(lines)?;
@@ -84,5 +82,42 @@ pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, 
         _ => return Err(vec!["it is no VM".to_owned()]),
     };
     validate(&expanded.vmi).map_err(lines)?;
-    Ok(expanded)
+    let missing = missing(&expanded.vmi);
+    match missing.is_empty() {
+        true => Ok(expanded),
+        false => Err(lines(missing)),
+    }
+}
+
+/// What the VM needs and only a cluster has.
+fn missing(vmi: &Vmi) -> Vec<FieldError> {
+    let error = |field: String, message: &str| FieldError {
+        reason: CauseReason::FieldValueNotSupported,
+        field: vmi.at(&field),
+        message: message.to_owned(),
+    };
+    let absent = |name: &str| {
+        let interfaces = &vmi.spec.domain.devices.interfaces;
+        interfaces
+            .iter()
+            .any(|interface| interface.name == name && interface.is_absent())
+    };
+    let networks = vmi.spec.networks.iter().enumerate();
+    let multus = networks.filter(|(_, network)| network.multus.is_some() && !absent(&network.name));
+    let volumes = vmi.spec.volumes.iter().enumerate();
+    let accounts = volumes.filter(|(_, volume)| volume.service_account.is_some());
+    multus
+        .map(|(index, _)| {
+            error(
+                format!("networks[{index}].multus"),
+                "VMs of the store have the pod network only; `husk run --netns` takes others",
+            )
+        })
+        .chain(accounts.map(|(index, _)| {
+            error(
+                format!("volumes[{index}].serviceAccount"),
+                "a machine without a cluster has no service accounts: remove the volume",
+            )
+        }))
+        .collect()
 }

@@ -35,7 +35,8 @@ pub struct Vmi {
 
 impl Vmi {
     /// Path in the document of a field below `spec`.
-    pub(crate) fn at(&self, field: &str) -> String {
+    #[must_use]
+    pub fn at(&self, field: &str) -> String {
         format!("{}.{field}", self.path)
     }
 

@@ -21,8 +21,6 @@ pub struct DataVolume {
     /// True if the claim is given as `storage`: its size is that of the disk, and CDI requests more for the filesystem
     /// (5.5 % by default). With `pvc` it is the size of the volume, and the disk is smaller.
     pub by_storage: bool,
-    /// `preallocation`; none stands for CDI's default, false.
-    pub preallocation: Option<bool>,
 }
 
 /// `source` of a DataVolume.
@@ -95,7 +93,6 @@ impl DataVolume {
             metadata,
             claim,
             by_storage,
-            preallocation: spec.get("preallocation").and_then(Value::as_bool),
         }
     }
 }

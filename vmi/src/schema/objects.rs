@@ -5,6 +5,7 @@ use super::field_type::{EMPTY, Field, FieldType, STRS, honoured, noted, refused}
 use super::spec::METADATA;
 
 const CLUSTER: &str = "is ignored: it only concerns the cluster";
+const SPARSE: &str = "is ignored: a volume is a sparse file";
 const NO_CHOICE: &str =
     "Husk makes a volume for each claim and cannot choose an existing one; pass its data with --volume";
 const SOURCES: &str = "this source is not supported; supported sources: blank, http, registry and pvc";
@@ -63,7 +64,7 @@ const CLAIM: &[Field] = &[
         ]),
     ),
     refused("volumeName", Str, NO_CHOICE),
-    honoured("storageClassName", Str),
+    noted("storageClassName", Str, SPARSE),
     honoured("volumeMode", Str),
     honoured("dataSource", Object(DATA_SOURCE)),
     honoured("dataSourceRef", Object(DATA_SOURCE_REF)),
@@ -100,7 +101,7 @@ const DATA_VOLUME_SPEC: &[Field] = &[
     honoured("contentType", Str),
     refused("checkpoints", List(&Open(&[])), NO_STAGES),
     refused("finalCheckpoint", Bool, NO_STAGES),
-    honoured("preallocation", Bool),
+    noted("preallocation", Bool, SPARSE),
 ];
 
 const SOURCE: &[Field] = &[

@@ -73,7 +73,7 @@ pub(super) const VOLUME: FieldType = Object(&[
 const HOTPLUGGABLE: Field = noted(
     "hotpluggable",
     Bool,
-    "a volume present at the start cannot be unplugged while the VM runs",
+    "the VM can only unplug a volume that it did not start with",
 );
 
 const CLAIM: &[Field] = &[

@@ -70,7 +70,8 @@ manifest! {
 
 impl Interface {
     /// True for `state: absent`: the guest gets no device.
-    pub(crate) fn is_absent(&self) -> bool {
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
         self.state.as_deref() == Some("absent")
     }
 

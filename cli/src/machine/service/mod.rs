@@ -313,10 +313,6 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         PrepareError::Manifest(errors.iter().map(ToString::to_string).collect())
     };
     let mut plan = husk_vmi::plan(&expanded.vmi, &resources).map_err(lines)?;
-    let multus = network::reject_multus(&expanded.vmi, &plan);
-    if !multus.is_empty() {
-        return Err(lines(multus));
-    }
     let unmet = network::drop_unavailable(&expanded.vmi, &mut plan, None)?;
     for text in host_notes::notes(&expanded.vmi, &plan).into_iter().chain(unmet) {
         note(&text);
