@@ -108,7 +108,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(exit_code(stages.close()));
     }
     if args.no_build {
-        stages.run("end to end", |stage| run_cases(stage, args, &progress));
+        if stages.run("images", |_| make_images(args, &progress)) {
+            stages.run("end to end", |stage| run_cases(stage, args, &progress));
+        } else {
+            stages.fail("end to end", "not run, because the images failed");
+        }
         return Ok(exit_code(stages.close()));
     }
     let lints = args.filter.is_none();
