@@ -28,6 +28,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let registry = registry::start(ctx)?;
     registry::fill(ctx)?;
     ctx.part("refusals", || refusals(ctx));
+    ctx.part("full disk", || full_disk(ctx));
     ctx.part("VMs", || vms(ctx, registry));
     ctx.part("removal", || removal(ctx));
     Ok(())
@@ -95,6 +96,43 @@ fn refusals(ctx: &TestContext) -> Result<()> {
     expect_contains(&left, &["no image is in the store"])?;
     expect_contains(&ctx.run(&["images", "prune"])?.ok()?, &["0 removed"])?;
     Ok(())
+}
+
+/// A layer that is larger than the free space is not begun; one that only its content does not fit is undone.
+fn full_disk(ctx: &TestContext) -> Result<()> {
+    const SMALL: u64 = 32 << 20;
+    sh(
+        ctx,
+        &format!(
+            "mkdir -p small random-image/disk text-image/disk; mount -t tmpfs -o size={SMALL} none small
+             head -c 64M /dev/urandom > random-image/disk/disk.img
+             yes husk | head -c 64M > text-image/disk/disk.img"
+        ),
+    )?;
+    let pulled = || -> Result<()> {
+        for (folder, name, text) in [
+            ("random-image", "localhost:5443/disks/random:1", "the image needs"),
+            (
+                "text-image",
+                "localhost:5443/disks/text:1",
+                "No space left on device",
+            ),
+        ] {
+            registry::push(ctx, folder, name)?;
+            let mut command = husk(ctx, &["images", "pull", name], "home", true);
+            command.env("HUSK_DATA_DIR", ctx.path("small"));
+            let refused = ctx.finish(command, PATIENCE)?.fails(1)?;
+            expect_contains(&refused, &[text])?;
+            let errors = refused.lines().filter(|line| line.starts_with("error: "));
+            ensure!(errors.count() == 1, "{refused}");
+            let left = allocated(&ctx.path("small"))?;
+            ensure!(left < 1 << 20, "{left} bytes are left of {name}");
+        }
+        Ok(())
+    };
+    let done = pulled();
+    sh(ctx, "umount small")?;
+    done
 }
 
 /// A VM whose kernel and disk are in the registry.

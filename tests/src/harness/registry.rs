@@ -15,7 +15,9 @@ pub const ADDRESS: &str = "localhost:5443";
 pub const DISK: &str = "localhost:5443/disks/data:1";
 /// An image with the kernel and initrd of the small image.
 pub const KERNEL: &str = "localhost:5443/kernels/small:6.12";
-/// Beginning of the disk.
+/// An image with a disk that boots the small image, which starts a shell.
+pub const BOOT: &str = "localhost:5443/disks/boot:1";
+/// Beginning of the disk of [`DISK`].
 pub const MARK: &str = "husk-disk-of-a-registry";
 
 /// Runs a shell script in the case's folder.
@@ -70,15 +72,34 @@ pub fn fill(ctx: &TestContext) -> Result<()> {
         .set_len(64 << 20)?;
     std::fs::copy(&small.kernel, kernel.join("vmlinuz"))?;
     std::fs::copy(&small.initrd, kernel.join("initrd"))?;
-    for (folder, layout, name) in [
-        ("disk-image", "disk-layout", DISK),
-        ("kernel-image", "kernel-layout", KERNEL),
-    ] {
-        oci::layout(ctx, layout, &ctx.path(folder))?;
-        let push = format!(
-            "skopeo copy --insecure-policy --dest-tls-verify=false --dest-creds user:secret oci:{layout} docker://{name}"
-        );
-        sh(ctx, &push)?;
-    }
-    Ok(())
+    push(ctx, "disk-image", DISK)?;
+    push(ctx, "kernel-image", KERNEL)
+}
+
+/// Pushes the image [`BOOT`].
+pub fn push_boot_disk(ctx: &TestContext) -> Result<()> {
+    let small = images::small("6.12")?;
+    let (kernel, initrd) = (small.kernel.display(), small.initrd.display());
+    sh(
+        ctx,
+        &format!(
+            "mkdir -p boot-tree/boot/loader/entries boot-image/disk
+             cp {kernel} boot-tree/boot/vmlinuz
+             cp {initrd} boot-tree/boot/initrd
+             printf 'linux /boot/vmlinuz\\ninitrd /boot/initrd\\noptions console=ttyS0 quiet husk.do=button,shell\\n' \\
+                 > boot-tree/boot/loader/entries/guest.conf
+             mke2fs -q -t ext4 -d boot-tree boot-image/disk/disk.img 64M"
+        ),
+    )?;
+    push(ctx, "boot-image", BOOT)
+}
+
+/// Pushes an image with the files in `folder`.
+pub fn push(ctx: &TestContext, folder: &str, name: &str) -> Result<()> {
+    let layout = format!("{folder}-layout");
+    oci::layout(ctx, &layout, &ctx.path(folder))?;
+    let push = format!(
+        "skopeo copy --insecure-policy --dest-tls-verify=false --dest-creds user:secret oci:{layout} docker://{name}"
+    );
+    sh(ctx, &push).map(drop)
 }
