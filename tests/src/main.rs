@@ -34,6 +34,10 @@ struct Args {
     #[arg(long)]
     kubevirt: bool,
 
+    /// Run the tests with KubeVirt's example manifests (in HUSK_EXAMPLES), which are not run otherwise
+    #[arg(long)]
+    examples: bool,
+
     /// Keep the folders of tests that fail
     #[arg(long)]
     keep: bool,
@@ -51,6 +55,8 @@ fn main() -> ExitCode {
         (cases::UPSTREAM, Some("--peers"))
     } else if args.kubevirt {
         (cases::KUBEVIRT, Some("--kubevirt"))
+    } else if args.examples {
+        (cases::EXAMPLES, Some("--examples"))
     } else if args.full {
         (cases::FULL, Some("--full"))
     } else {

@@ -1,11 +1,12 @@
 //! VMs that are applied and kept running by systemd.
 
+use crate::harness::applied::{husk, removed, status, trust, until_status};
 use crate::harness::context::{CommandResult, TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::program::Session;
 use crate::harness::registry::{self, DISK, KERNEL, MARK, sh};
 use crate::harness::vm::console;
-use crate::harness::{Case, PATIENCE, until};
+use crate::harness::{Case, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -37,11 +38,7 @@ fn with_servers(ctx: &TestContext, parts: &[Part]) -> Result<()> {
     ctx.needs_root()?;
     let registry = registry::start(ctx)?;
     registry::fill(ctx)?;
-    let trusted = ctx
-        .path("home/.config/containers/certs.d")
-        .join(registry::ADDRESS);
-    std::fs::create_dir_all(&trusted)?;
-    std::fs::copy(ctx.path("tls.crt"), trusted.join("ca.crt"))?;
+    trust(ctx)?;
     let web = serve(ctx)?;
     for (name, part) in parts {
         ctx.part(name, || part(ctx));
@@ -64,15 +61,6 @@ fn serve(ctx: &TestContext) -> Result<Session> {
         .args(["httpd", "-f", "-p", WEB, "-h"])
         .arg(ctx.path("web"));
     Session::piped(command, &ctx.log("web.log"))
-}
-
-/// A `husk` command of a user who has logged in to the registry.
-fn husk(ctx: &TestContext, words: &[&str]) -> Result<CommandResult> {
-    let mut command = ctx.husk(words);
-    command
-        .env("HOME", ctx.path("home"))
-        .env("REGISTRY_AUTH_FILE", ctx.path("auth.json"));
-    ctx.finish(command, PATIENCE)
 }
 
 /// Applies objects, which are written to the file `name`.
@@ -168,16 +156,6 @@ fn objects() -> Vec<Value> {
         }),
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {}}),
     ]
-}
-
-/// `printableStatus` of a VM.
-fn status(ctx: &TestContext, name: &str) -> Result<Value> {
-    Ok(ctx.json(&["get", "vm", name, "-o", "json"])?["status"].take())
-}
-
-fn until_status(ctx: &TestContext, name: &str, wanted: &str) -> Result<()> {
-    until(|| Ok(status(ctx, name)?["printableStatus"] == wanted))
-        .with_context(|| format!("{name} is not {wanted}: {:?}", status(ctx, name)))
 }
 
 /// A property of the unit of a VM.
@@ -488,20 +466,5 @@ fn removal(ctx: &TestContext) -> Result<()> {
         husk(ctx, &["delete", "-f", "manifests", "--ignore-not-found"])?.ok()?;
         husk(ctx, &["volume", "rm", "plugged"])?.ok()?;
     }
-    let left = sh(
-        ctx,
-        "find data/objects data/volumes -type f -o -name '*:*'; ls run",
-    )?;
-    let left: Vec<&str> = left.lines().filter(|line| !line.ends_with("/.lock")).collect();
-    ensure!(left.is_empty(), "{left:?}");
-    ensure!(
-        !std::path::Path::new("/etc/systemd/system/husk@.service").exists(),
-        "the unit file is left"
-    );
-    let units = sh(
-        ctx,
-        "systemctl list-units --all --plain --no-legend 'husk@*' 'husk-import@*'",
-    )?;
-    ensure!(units.trim().is_empty(), "{units}");
-    Ok(())
+    removed(ctx)
 }

@@ -3,6 +3,7 @@
 use crate::harness::Case;
 
 mod apply;
+mod apply_examples;
 mod apply_user;
 mod bad_boot;
 mod bad_manifest;
@@ -184,3 +185,6 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::kills::CASE,
     kubevirt::node::CASE,
 ];
+
+/// Cases with files of KubeVirt, whose folder `HUSK_EXAMPLES` names.
+pub const EXAMPLES: &[Case] = &[apply_examples::CASE];

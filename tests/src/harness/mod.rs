@@ -1,11 +1,13 @@
 //! Code that the cases share.
 
+pub mod applied;
 pub mod attach;
 pub mod capture;
 pub mod containerd;
 pub mod context;
 pub mod cri;
 pub mod datapath;
+pub mod examples;
 pub mod flow;
 pub mod guest;
 pub mod images;

@@ -1,12 +1,14 @@
-//! `cargo xtask test --kubevirt`: the cases under KubeVirt's control plane. They run on this machine, in a cluster of
-//! their own.
+//! `cargo xtask test --kubevirt`: the cases under KubeVirt's control plane, which run on this machine in a cluster of
+//! their own, and `husk apply` of KubeVirt's example manifests in the lab.
 
+use super::queue;
 use super::rounds::{self, Round};
 use super::stages::{Stage, Stages};
-use crate::binaries::Profile;
+use super::suite::{Suite, Tier};
+use crate::binaries::{self, Profile};
 use crate::cluster::Options;
 use crate::progress::Progress;
-use crate::{cluster, images, packages};
+use crate::{cluster, images, lab, packages};
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use std::io::{BufRead, BufReader};
@@ -15,12 +17,44 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+/// The case that needs no cluster.
+const EXAMPLES: &str = "apply-examples";
 /// Interval of looks for killed processes.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts a cluster with KubeVirt from the checkout `source`, runs the cases whose names contain `filter`, and ends the
-/// cluster.
+/// Runs the cases whose names contain `filter`: those that need only the example manifests of the checkout `source`, and
+/// those in a cluster with KubeVirt from it.
 pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
+    let named = |name: &str| filter.is_none_or(|filter| name.contains(filter));
+    if named(EXAMPLES) {
+        stages.run("husk apply of examples", |stage| examples(stage, source, build));
+    }
+    // The names of the others begin with `kubevirt-`.
+    if !filter.is_some_and(|filter| filter.starts_with("apply")) {
+        in_cluster(stages, source, build, filter);
+    }
+}
+
+/// The case with KubeVirt's example manifests, which runs in the lab.
+fn examples(stage: &mut Stage, source: &Path, build: bool) -> Result<()> {
+    let progress = Progress::new();
+    if build {
+        stage.cpu = binaries::build(Profile::EndToEnd, &progress)?;
+    }
+    lab::ensure_image(&progress)?;
+    images::ensure_default(&progress)?;
+    let suite = Suite::copy(Profile::EndToEnd)?;
+    let folder = suite.copy_folder(&source.join("examples"), "examples")?;
+    let env = [("HUSK_EXAMPLES".to_owned(), folder.display().to_string())];
+    let cases = suite.cases(&[Tier::Examples], None)?;
+    let (tally, cpu) = queue::run(&suite, cases, &env, super::END_TO_END_LIMIT, &progress)?;
+    stage.tally.add(tally);
+    stage.cpu += cpu;
+    Ok(())
+}
+
+/// Starts a cluster with KubeVirt from the checkout `source`, runs the cases in it, and ends it.
+fn in_cluster(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
     let up = stages.run("cluster", |_| {
         if cluster::exists() {
             bail!("there is a cluster: end it by cargo xtask cluster down");

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 pub const NEED_THE_LAB: [&str; 2] = ["shim-", "apply"];
 /// Time limit of one case.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
-/// Time limit of one case of `cargo xtask soak`.
-const SOAK_LIMIT: Duration = Duration::from_secs(100 * 60);
+/// Time limit of one case with many VMs, one after the other.
+const LONG_LIMIT: Duration = Duration::from_secs(100 * 60);
 /// Expected duration of each case in seconds, in a lab on an idle machine. Used only to order the cases.
 const SECONDS: &str = include_str!("seconds.txt");
 /// Default duration in seconds of a case that has no line in [`SECONDS`].
@@ -43,6 +43,8 @@ pub enum Tier {
     Upstream,
     /// Cases of `--kubevirt`, which run on this machine.
     KubeVirt,
+    /// Cases of `--kubevirt` that need only KubeVirt's example manifests.
+    Examples,
     /// Cases of `cargo xtask soak`.
     Long,
 }
@@ -55,6 +57,7 @@ impl Tier {
             Self::Full => Some("--full"),
             Self::Upstream => Some("--peers"),
             Self::KubeVirt => Some("--kubevirt"),
+            Self::Examples => Some("--examples"),
             Self::Long => Some("--long"),
         }
     }
@@ -69,8 +72,8 @@ pub struct Case {
 
 impl Case {
     pub fn limit(&self) -> Duration {
-        if self.tier == Tier::Long {
-            SOAK_LIMIT
+        if matches!(self.tier, Tier::Examples | Tier::Long) {
+            LONG_LIMIT
         } else {
             CASE_LIMIT
         }
@@ -111,6 +114,18 @@ impl Suite {
             folder,
             upstream: None,
         })
+    }
+
+    /// A copy of the folder `from`, as `name` beside the programs.
+    pub fn copy_folder(&self, from: &Path, name: &str) -> Result<PathBuf> {
+        let to = self.folder.path().join(name);
+        std::fs::create_dir(&to)?;
+        for entry in std::fs::read_dir(from).with_context(|| from.display().to_string())? {
+            let entry = entry?;
+            std::fs::copy(entry.path(), to.join(entry.file_name()))
+                .with_context(|| entry.path().display().to_string())?;
+        }
+        Ok(to)
     }
 
     /// Path of `husk-e2e`.
@@ -176,6 +191,10 @@ pub fn list() -> Result<()> {
         (Tier::Full, "cargo xtask test --full"),
         (Tier::Upstream, "cargo xtask test --peers, and --full"),
         (Tier::KubeVirt, "cargo xtask test --kubevirt CHECKOUT"),
+        (
+            Tier::Examples,
+            "cargo xtask test --kubevirt CHECKOUT, without its cluster",
+        ),
         (Tier::Long, "cargo xtask soak"),
     ] {
         println!("{title}:\n{}", Suite::listed(&program, tier)?);

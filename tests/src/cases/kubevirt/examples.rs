@@ -2,15 +2,13 @@
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
-use crate::harness::kubevirt::objects::{DISK, local_volume};
+use crate::harness::examples::{self, Example, Images, Verdict};
+use crate::harness::kubevirt::objects::{DISK, GUEST, local_volume};
 use crate::harness::kubevirt::{KubeVirt, VMI};
-use anyhow::{Context, Result, bail, ensure};
-use regex::Regex;
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
-use toml_edit::DocumentMut;
 
 pub const CASE: Case = Case {
     name: "kubevirt-examples",
@@ -21,37 +19,20 @@ pub const CASE: Case = Case {
 
 const VERDICTS: &str = include_str!("../../../kubevirt/examples.toml");
 const NAMESPACE: &str = "examples";
+const IMAGES: Images = Images {
+    disk: DISK,
+    kernel: GUEST,
+};
 /// Folder of the claims' disks on the node.
 const DATA: &str = "/var/tmp/husk-examples";
 /// Claims that the examples name.
 const CLAIMS: [&str; 2] = ["disk-alpine", "disk-custom"];
 
-/// The verdict on an example.
-#[derive(Debug, Clone)]
-enum Verdict {
-    /// Its objects are stored. Later examples may name them.
-    Applies,
-    /// Its VMI runs.
-    Runs,
-    /// No VM runs, and the text says why: the API server's answer, an event or a condition.
-    Refused(String),
-}
-
-/// One file of `examples/`.
-#[derive(Debug)]
-struct Example {
-    file: String,
-    verdict: Verdict,
-    /// The objects, with the image swapped.
-    path: PathBuf,
-    /// Name of the VM or VMI.
-    name: String,
-    kind: String,
-}
-
 fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?.in_namespace(NAMESPACE);
-    let examples = examples(ctx)?;
+    let checkout = std::env::var_os("HUSK_KUBEVIRT").context("HUSK_KUBEVIRT is not set")?;
+    let folder = Path::new(&checkout).join("examples");
+    let examples = examples::read(ctx, &folder, VERDICTS, &IMAGES)?;
     prepare(c)?;
     let (stored, others): (Vec<_>, Vec<_>) = examples
         .iter()
@@ -86,76 +67,6 @@ fn run(ctx: &TestContext) -> Result<()> {
 
 fn text(path: &Path) -> String {
     path.display().to_string()
-}
-
-/// All files of `examples/`, each with its verdict.
-fn examples(ctx: &TestContext) -> Result<Vec<Example>> {
-    let checkout = std::env::var_os("HUSK_KUBEVIRT").context("HUSK_KUBEVIRT is not set")?;
-    let folder = Path::new(&checkout).join("examples");
-    let mut verdicts = verdicts()?;
-    let image = Regex::new(r"registry:5000/[\w./-]+:\w+")?;
-    let mut examples = Vec::new();
-    let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
-    for entry in entries {
-        let path = entry?.path();
-        let file = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if !file.ends_with(".yaml") {
-            continue;
-        }
-        let verdict = verdicts.remove(&file);
-        let verdict = verdict.with_context(|| format!("tests/kubevirt/examples.toml lacks {file}"))?;
-        let mut content = std::fs::read_to_string(&path)?;
-        content = image.replace_all(&content, DISK).into_owned();
-        if file == "vmi-kernel-boot.yaml" {
-            content = content.replace("husk/disk:", "husk/guest:").replace("-virt", "");
-            content = content.replace("/boot/initramfs", "/boot/initrd");
-        }
-        let field = |pattern: &str| -> Result<String> {
-            let found = Regex::new(pattern)?
-                .captures(&content)
-                .map(|found| found[1].to_owned());
-            found.with_context(|| format!("{file} does not match {pattern}"))
-        };
-        let (kind, name) = (
-            field(r"(?m)^kind: (\S+)")?,
-            field(r"(?m)^metadata:(?:\n  .*)*?\n  name: (\S+)")?,
-        );
-        let path = ctx.path(&file);
-        std::fs::write(&path, content)?;
-        examples.push(Example {
-            file,
-            verdict,
-            path,
-            name,
-            kind,
-        });
-    }
-    let left: Vec<_> = verdicts.into_keys().collect();
-    ensure!(left.is_empty(), "examples/ has no {}", left.join(", "));
-    examples.sort_by(|one, other| one.file.cmp(&other.file));
-    Ok(examples)
-}
-
-fn verdicts() -> Result<BTreeMap<String, Verdict>> {
-    let document: DocumentMut = VERDICTS.parse()?;
-    let mut verdicts = BTreeMap::new();
-    for (file, value) in document.iter() {
-        let verdict = match (
-            value.as_str(),
-            value.get("refused").and_then(|text| text.as_str()),
-        ) {
-            (Some("applies"), _) => Verdict::Applies,
-            (Some("runs"), _) => Verdict::Runs,
-            (_, Some(text)) => Verdict::Refused(text.to_owned()),
-            _ => bail!("examples.toml: {file} is neither \"applies\", \"runs\" nor {{ refused = … }}"),
-        };
-        verdicts.insert(file.to_owned(), verdict);
-    }
-    Ok(verdicts)
 }
 
 /// The namespace, whose label chooses Husk for its VMs, and the claims.

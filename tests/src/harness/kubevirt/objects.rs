@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Image of a small guest's kernel and initramfs.
-const GUEST: &str = "localhost/husk/guest:6.12";
+pub const GUEST: &str = "localhost/husk/guest:6.12";
 /// A containerDisk that boots the same guest with the words `script,button,shell`.
 pub const DISK: &str = "localhost/husk/disk:6.12";
 /// Image of the nodes' sandboxes, which has a busybox.
