@@ -38,6 +38,10 @@ struct Args {
     #[arg(long)]
     examples: bool,
 
+    /// Run the phases between which the machine boots again, which are not run otherwise
+    #[arg(long)]
+    host: bool,
+
     /// Keep the folders of tests that fail
     #[arg(long)]
     keep: bool,
@@ -57,6 +61,8 @@ fn main() -> ExitCode {
         (cases::KUBEVIRT, Some("--kubevirt"))
     } else if args.examples {
         (cases::EXAMPLES, Some("--examples"))
+    } else if args.host {
+        (cases::HOST, Some("--host"))
     } else if args.full {
         (cases::FULL, Some("--full"))
     } else {

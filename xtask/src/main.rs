@@ -32,6 +32,8 @@ enum Xtask {
     Test(test::Args),
     /// Runs tests that take from minutes to hours each: gibibytes of verified I/O, a thousand disks
     Soak(test::SoakArgs),
+    /// Reboots the lab with VMs that husk apply keeps, and cuts its power while objects change
+    Reboot(test::RebootArgs),
     /// Makes guest kernels and disk images, or the container image of deploy/
     Images(images::Args),
     /// Measures Husk, mostly in comparison with QEMU
@@ -54,6 +56,7 @@ fn run() -> Result<ExitCode> {
         Xtask::Lab(args) => return lab::run(args),
         Xtask::Test(args) => return test::run(&args),
         Xtask::Soak(args) => return test::soak(&args),
+        Xtask::Reboot(args) => return test::reboot(&args),
         Xtask::Cluster(args) => return cluster::run(args),
         Xtask::Images(args) => images::run(args)?,
         Xtask::Bench(args) => bench::run(args)?,

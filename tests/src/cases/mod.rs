@@ -17,6 +17,7 @@ mod disks;
 mod fio;
 mod flushed;
 mod full_disk;
+mod host_boot;
 mod hotplug;
 mod io_error;
 mod killed;
@@ -188,3 +189,12 @@ pub const KUBEVIRT: &[Case] = &[
 
 /// Cases with files of KubeVirt, whose folder `HUSK_EXAMPLES` names.
 pub const EXAMPLES: &[Case] = &[apply_examples::CASE];
+
+/// Phases between which `cargo xtask reboot` boots the machine again.
+pub const HOST: &[Case] = &[
+    host_boot::SETUP,
+    host_boot::REBOOTED,
+    host_boot::CHANGES,
+    host_boot::POWER_CUT,
+    host_boot::REMOVAL,
+];

@@ -27,6 +27,7 @@ pub mod program;
 pub mod qemu_img;
 pub mod registry;
 pub mod runner;
+pub mod stores;
 pub mod vm;
 
 use anyhow::{Result, ensure};

@@ -306,6 +306,14 @@ fn finish(dir: &LabFolder, image: &Image, lab: &mut Lab, step: &Step) -> Result<
             json!({ "driver": "vhost-user-fs-pci", "id": tag, "chardev": tag, "tag": tag, "bus": format!("port-{tag}") }),
         )?;
     }
+    attach(lab)?;
+    lab.booted = true;
+    dir.write(lab)
+}
+
+/// Sets the lab's clock, and mounts the host's folders in it.
+pub fn attach(lab: &Lab) -> Result<()> {
+    let cache = checkout::cache()?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let script = shell::quote(include_str!("guest/attach.sh"));
     let words = shell::join([
@@ -315,15 +323,13 @@ fn finish(dir: &LabFolder, image: &Image, lab: &mut Lab, step: &Step) -> Result<
     ]);
     let attach = format!("sh -c {script} attach.sh {words} 2>&1");
     match ssh::quietly(lab.port, &attach, BOOT_LIMIT) {
-        Some((Some(0), _)) => {}
+        Some((Some(0), _)) => Ok(()),
         Some((_, text)) => bail!("the lab does not mount the host's folders: {}", text.trim()),
         None => bail!(
             "the lab does not mount the host's folders in {} s",
             BOOT_LIMIT.as_secs()
         ),
     }
-    lab.booted = true;
-    dir.write(lab)
 }
 
 /// Starts a file server for `folder` on `socket`.

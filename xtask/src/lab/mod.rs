@@ -8,6 +8,7 @@ mod hang_report;
 mod image;
 mod local;
 mod qmp;
+mod reboot;
 mod remote;
 mod run;
 mod signals;
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use boot::detach;
+pub use reboot::{End, reboot};
 pub use run::{Command, TIMED_OUT, share};
 pub use signals::{SignalSet, exit_on_signals};
 pub use state::Process;
@@ -54,6 +56,12 @@ enum Action {
         /// Shut it down even if commands run in it
         #[arg(long)]
         force: bool,
+    },
+    /// Reboots the lab, which keeps its disk; ends commands that run in it
+    Reboot {
+        /// Reset it at once, as a power cut does
+        #[arg(long)]
+        power_cut: bool,
     },
     /// Reports if the lab answers; exits with 1 if not
     Status,
@@ -151,6 +159,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
             image::ensure(&progress)?;
         }
         Action::Down { force } => boot::down(args.lab, force)?,
+        Action::Reboot { power_cut } => {
+            let end = if power_cut { End::PowerCut } else { End::ShutDown };
+            reboot(&progress, args.lab, end)?;
+        }
         Action::Status => return status(args.lab),
         Action::Shell => {
             let mut shell = Command::new(["bash", "-l"]);

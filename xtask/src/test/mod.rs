@@ -7,6 +7,7 @@
 mod deny;
 mod kubevirt;
 mod queue;
+mod reboot;
 mod rounds;
 mod soak;
 mod stages;
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use suite::{Suite, Tier};
 
+pub use reboot::{Args as RebootArgs, run as reboot};
 pub use soak::{Args as SoakArgs, run as soak};
 
 /// Time after which failed cases are not repeated and lost labs are not replaced.

@@ -45,6 +45,8 @@ pub enum Tier {
     KubeVirt,
     /// Cases of `--kubevirt` that need only KubeVirt's example manifests.
     Examples,
+    /// Phases of `cargo xtask reboot`.
+    Host,
     /// Cases of `cargo xtask soak`.
     Long,
 }
@@ -58,6 +60,7 @@ impl Tier {
             Self::Upstream => Some("--peers"),
             Self::KubeVirt => Some("--kubevirt"),
             Self::Examples => Some("--examples"),
+            Self::Host => Some("--host"),
             Self::Long => Some("--long"),
         }
     }
@@ -72,7 +75,7 @@ pub struct Case {
 
 impl Case {
     pub fn limit(&self) -> Duration {
-        if matches!(self.tier, Tier::Examples | Tier::Long) {
+        if matches!(self.tier, Tier::Examples | Tier::Host | Tier::Long) {
             LONG_LIMIT
         } else {
             CASE_LIMIT
@@ -195,6 +198,7 @@ pub fn list() -> Result<()> {
             Tier::Examples,
             "cargo xtask test --kubevirt CHECKOUT, without its cluster",
         ),
+        (Tier::Host, "cargo xtask reboot, in phases"),
         (Tier::Long, "cargo xtask soak"),
     ] {
         println!("{title}:\n{}", Suite::listed(&program, tier)?);
