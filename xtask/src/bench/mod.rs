@@ -17,6 +17,7 @@ mod measure;
 mod message;
 mod net;
 mod pod;
+mod pull;
 mod record;
 mod rounds;
 mod smaps;
@@ -51,6 +52,8 @@ enum What {
     Net(net::Args),
     /// Time from `ctr run` to a guest's user space, and the cost of the whole pod
     Pod(pod::Args),
+    /// Time to pull an image of 1 GiB and to unpack it
+    Pull(pull::Args),
 }
 
 /// Runs `cargo xtask bench`.
@@ -62,5 +65,6 @@ pub fn run(args: Args) -> Result<()> {
         What::Hotplug(args) => hotplug::run(args),
         What::Net(args) => net::run(args),
         What::Pod(args) => pod::run(args),
+        What::Pull(args) => pull::run(args),
     }
 }

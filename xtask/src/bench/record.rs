@@ -11,13 +11,13 @@ use std::path::PathBuf;
 /// One measured value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The benchmark: `boot`, `disk`, `hotplug`, `net`.
+    /// The benchmark: `boot`, `disk`, `hotplug`, `net`, `pull`.
     pub bench: String,
     /// The case: `husk`, `qemu-q35`, …
     pub case: String,
     /// The metric: `to_userspace_ms`, …
     pub metric: String,
-    /// The unit: `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
+    /// The unit: `s`, `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
     pub unit: String,
     /// The value.
     pub value: f64,
