@@ -16,8 +16,9 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Commands that unit tests run: they set up a pod's network as a plugin does, and a guest that requests a lease.
-const TOOLS: [Tool; 4] = [
+/// Commands that unit tests run: they set up a pod's network as a plugin does, a guest that requests a lease, and the
+/// agent of a guest.
+const TOOLS: [Tool; 5] = [
     Tool {
         name: "ip",
         package: "iproute2",
@@ -33,6 +34,10 @@ const TOOLS: [Tool; 4] = [
     Tool {
         name: "tcpdump",
         package: "tcpdump",
+    },
+    Tool {
+        name: "qemu-ga",
+        package: "qemu-guest-agent",
     },
 ];
 
