@@ -12,6 +12,7 @@ pub mod legacy;
 pub mod msi;
 pub mod pci;
 pub mod sched_policy;
+pub mod throttle;
 pub mod virtio;
 pub mod worker;
 

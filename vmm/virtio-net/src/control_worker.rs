@@ -4,8 +4,9 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use husk_devices::throttle::Throttle;
 use husk_devices::virtio::chain::{self, Segment};
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
@@ -26,10 +27,6 @@ const WAKEUP: u64 = 2;
 const ERROR: u64 = 3;
 /// First of the event numbers of the forwarded interrupts.
 const CALL: u64 = 4;
-
-/// Commands for which the kernel takes host-wide locks: at most this many in a burst, then one per [`INTERVAL`].
-const BURST: u32 = 128;
-const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The result of the worker.
 pub(crate) type StoppedControl = (Option<ActiveQueue>, ControlState);
@@ -54,39 +51,6 @@ pub(crate) struct ControlWorker {
     pub error: Option<EventFd>,
 }
 
-/// Rate limit of the commands that are costly for the host.
-#[derive(Debug)]
-struct Throttle {
-    tokens: u32,
-    since: Instant,
-}
-
-impl Throttle {
-    fn new(now: Instant) -> Self {
-        Self {
-            tokens: BURST,
-            since: now,
-        }
-    }
-
-    /// Time to wait before the next command, or `None`.
-    fn wait(&mut self, now: Instant) -> Option<Duration> {
-        let elapsed = now.saturating_duration_since(self.since);
-        let earned = elapsed.as_millis() / INTERVAL.as_millis();
-        if earned >= BURST.into() {
-            *self = Self::new(now);
-        } else {
-            self.tokens = BURST.min(self.tokens + earned as u32);
-            self.since += INTERVAL * earned as u32;
-        }
-        (self.tokens == 0).then_some(INTERVAL)
-    }
-
-    fn charge(&mut self) {
-        self.tokens = self.tokens.saturating_sub(1);
-    }
-}
-
 impl ControlWorker {
     /// Serves until `stop` or a malformed ring.
     pub fn run(mut self, stop: &EventFd) -> StoppedControl {
@@ -99,6 +63,7 @@ impl ControlWorker {
     fn serve(&mut self, stop: &EventFd) -> Result<(), DeviceError> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];
+        // For commands for which the kernel takes host-wide locks.
         let mut throttle = Throttle::new(Instant::now());
         // The link may have changed since activation.
         self.follow_link()?;
@@ -191,7 +156,7 @@ impl ControlWorker {
         let (mut used, mut exhausted) = (false, false);
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for _ in 0..active.queue.size() {
-            if throttle.tokens == 0 {
+            if throttle.is_exhausted() {
                 break;
             }
             let Some(chain) = active.queue.iter(&*mem).map_err(broken)?.next() else {
@@ -235,28 +200,5 @@ impl ControlWorker {
         });
         let answer = if ok { VIRTIO_NET_OK } else { VIRTIO_NET_ERR };
         mem.write_obj(answer as u8, ack.address).map_err(broken)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_passes_and_then_a_trickle() {
-        let start = Instant::now();
-        let mut throttle = Throttle::new(start);
-        for _ in 0..BURST {
-            assert_eq!(throttle.wait(start), None);
-            throttle.charge();
-        }
-        assert_eq!(throttle.wait(start), Some(INTERVAL));
-        for round in 1..5 {
-            assert_eq!(throttle.wait(start + INTERVAL * round), None);
-            throttle.charge();
-            assert_eq!(throttle.wait(start + INTERVAL * round), Some(INTERVAL));
-        }
-        assert_eq!(throttle.wait(start + Duration::from_secs(3600)), None);
-        assert_eq!(throttle.tokens, BURST);
     }
 }
