@@ -19,6 +19,8 @@ pub enum ThreadRole {
     Rng,
     /// Serves the balloon.
     Balloon,
+    /// Serves the ports of the console device.
+    Console,
     /// Executes commands on a SCSI device of the host.
     Lun,
     /// Runs I/O on raw images if io_uring is disabled.
@@ -35,7 +37,7 @@ pub enum ThreadRole {
 
 impl ThreadRole {
     /// All roles.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Control,
         Self::Vcpu,
         Self::Blk,
@@ -44,6 +46,7 @@ impl ThreadRole {
         Self::NetControl,
         Self::Rng,
         Self::Balloon,
+        Self::Console,
         Self::Lun,
         Self::DiskIo,
         Self::Qcow2,
@@ -63,11 +66,19 @@ impl ThreadRole {
                 Self::NetControl,
                 Self::Rng,
                 Self::Balloon,
+                Self::Console,
                 Self::Blocking,
                 Self::Boot,
             ],
             // A write to the device status register (DRIVER_OK) starts workers.
-            Self::Vcpu => &[Self::Blk, Self::Net, Self::NetControl, Self::Rng, Self::Balloon],
+            Self::Vcpu => &[
+                Self::Blk,
+                Self::Net,
+                Self::NetControl,
+                Self::Rng,
+                Self::Balloon,
+                Self::Console,
+            ],
             Self::Scsi => &[Self::Lun],
             Self::Blocking => &[Self::Qcow2],
             Self::Blk
@@ -75,6 +86,7 @@ impl ThreadRole {
             | Self::NetControl
             | Self::Rng
             | Self::Balloon
+            | Self::Console
             | Self::Lun
             | Self::DiskIo
             | Self::Qcow2

@@ -364,7 +364,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
         ],
         ThreadRole::Net => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES],
         ThreadRole::NetControl => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES, TAP],
-        ThreadRole::Rng | ThreadRole::Balloon => &[RUNTIME, EVENTS, SCHED_POLICY],
+        ThreadRole::Rng | ThreadRole::Balloon | ThreadRole::Console => &[RUNTIME, EVENTS, SCHED_POLICY],
         ThreadRole::Lun => &[RUNTIME, SCSI_GENERIC],
         ThreadRole::DiskIo => &[RUNTIME, DISK_CALLS],
         ThreadRole::Qcow2 | ThreadRole::Convert => &[RUNTIME, READ_FILES, WRITE_FILES],
