@@ -15,6 +15,7 @@ use tonic::Status;
 
 use super::config::{self, VmParts};
 use super::console::Console;
+use super::ports::PortStates;
 use super::service::{Reply, VmmCommand, VmmHandle};
 use super::{discs, disks, nics};
 use crate::boot::{BootError, KernelSource, LoadedKernel};
@@ -76,6 +77,7 @@ pub struct VmmActor {
     machine_sender: mpsc::UnboundedSender<VmEvent>,
     alarm: watch::Receiver<Option<Instant>>,
     alarm_sender: watch::Sender<Option<Instant>>,
+    ports: watch::Sender<PortStates>,
     running: Option<RunningVm>,
     state: State,
     booted_from: String,
@@ -109,7 +111,7 @@ fn now_ns() -> u64 {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }
 
-fn event(kind: Kind) -> pb::Event {
+pub(super) fn event(kind: Kind) -> pb::Event {
     pb::Event {
         monotonic_ns: now_ns(),
         event: Some(kind),
@@ -122,6 +124,7 @@ impl VmmActor {
         let (commands, mailbox) = mpsc::channel(MAILBOX_CAPACITY);
         let (machine_sender, machine_events) = mpsc::unbounded_channel();
         let (alarm_sender, alarm) = watch::channel(None);
+        let (ports, port_states) = watch::channel(PortStates::default());
         let actor = Self {
             mailbox,
             fds: fds.clone(),
@@ -130,13 +133,19 @@ impl VmmActor {
             machine_sender,
             alarm,
             alarm_sender,
+            ports,
             running: None,
             state: State::Empty,
             booted_from: String::new(),
             boots: 0,
             reboot_until: None,
         };
-        (actor, VmmHandle { commands, fds })
+        let handle = VmmHandle {
+            commands,
+            fds,
+            ports: port_states,
+        };
+        (actor, handle)
     }
 
     /// Serves until the VM has ended. Its last event has then been queued, and the event streams end with it.
@@ -330,12 +339,17 @@ impl VmmActor {
 
     fn callbacks(&self) -> Callbacks {
         let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
+        let ports = self.ports.clone();
         Callbacks {
             // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
             // disk until the machine was paused.
             event: Arc::new(move |e| drop(events.send(e))),
             alarm: Arc::new(move |due| {
                 alarm.send_replace(due.map(|d| Instant::now() + d));
+            }),
+            // Not an event of that queue: a guest may open and close ports faster than the monitor reads.
+            guest_open: Arc::new(move |name, open| {
+                ports.send_if_modified(|states| states.set(name, open));
             }),
         }
     }

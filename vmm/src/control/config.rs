@@ -12,7 +12,7 @@ use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::{disks, fields, nics};
+use super::{disks, fields, nics, ports};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
@@ -86,6 +86,10 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         }
         setups.push(setup);
     }
+    let mut port_setups = Vec::new();
+    for (i, port) in config.ports.into_iter().enumerate() {
+        port_setups.push(ports::setup(fds, &format!("config.ports[{i}]"), port).await?);
+    }
     let source = boot_source(config.boot, fds, &readers(&blk, &scsi)).await?;
     let console = match config.console.as_ref() {
         Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
@@ -112,6 +116,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         scsi,
         rng: config.rng,
         balloon: config.balloon,
+        ports: port_setups,
         rtc_offset: config.rtc_offset_seconds,
     };
     Ok(VmParts {

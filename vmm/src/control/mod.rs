@@ -9,6 +9,7 @@ mod disks;
 mod fields;
 mod nics;
 mod passthrough;
+mod ports;
 mod service;
 
 pub use actor::VmExit;

@@ -6,12 +6,13 @@ use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb};
 use husk_virtio_net::NetSetup;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 use tonic::{Request, Response, Status};
 
 use super::fields::missing;
 use super::nics;
+use super::ports::{EventStream, PortStates};
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -63,6 +64,7 @@ pub struct VmmHandle {
     pub(super) commands: mpsc::Sender<VmmCommand>,
     /// For descriptors that are claimed outside the actor.
     pub(super) fds: FdReceiver,
+    pub(super) ports: watch::Receiver<PortStates>,
 }
 
 impl VmmHandle {
@@ -134,7 +136,7 @@ impl Vmm for VmmHandle {
         let (present, rest) = self.ask(VmmCommand::Subscribe).await?.into_inner();
         // The stream of a monitor that falls behind ends: it never skips events.
         let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
-        let stream = tokio_stream::once(Ok(present)).chain(rest);
+        let stream = tokio_stream::once(Ok(present)).chain(EventStream::new(self.ports.clone(), rest));
         Ok(Response::new(Box::pin(stream)))
     }
 

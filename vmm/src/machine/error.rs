@@ -62,6 +62,9 @@ pub enum MachineError {
     /// The SCSI controller, or a disk on it.
     #[error(transparent)]
     Scsi(#[from] husk_virtio_scsi::ScsiError),
+    /// The console device.
+    #[error("console: {0}")]
+    Console(io::Error),
     /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use husk_virtio_console::GuestOpenFn;
+
 use crate::vcpu::VcpuEvent;
 
 /// An event of the machine, reported on the thread that observed it.
@@ -31,6 +33,8 @@ pub struct Callbacks {
     pub event: Arc<dyn Fn(VmEvent) + Send + Sync>,
     /// Takes the time until the next call of [`super::Machine::rtc_alarm`], or `None` for no alarm.
     pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
+    /// Takes the name of a port of the console device, and whether the guest has it open.
+    pub guest_open: GuestOpenFn,
 }
 
 impl std::fmt::Debug for Callbacks {

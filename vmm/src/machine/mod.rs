@@ -11,6 +11,7 @@ use husk_devices::legacy::serial::SerialPort;
 use husk_devices::pci::{ConfigPorts, PciRoot};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_virtio_blk::BlkHandle;
+use husk_virtio_console::PortSetup;
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
 use kvm_bindings::{
@@ -68,6 +69,8 @@ pub struct MachineConfig {
     pub rng: bool,
     /// True for a virtio balloon.
     pub balloon: bool,
+    /// Ports of the console device, which a machine without ports does not have.
+    pub ports: Vec<PortSetup>,
     /// Offset of the CMOS clock from UTC in seconds.
     pub rtc_offset: i64,
 }
@@ -158,9 +161,10 @@ impl Machine {
             rng: config.rng,
             balloon: config.balloon.then_some(reporting),
             scsi: config.scsi,
+            ports: config.ports,
             vcpus,
         };
-        let (built, scsi) = virtio::build(plan, &event)?;
+        let (built, scsi) = virtio::build(plan, &event, callbacks.guest_open)?;
         let mut devices = DeviceRegistry::new(
             root,
             (legacy.hotplug.clone(), ejected),

@@ -1,5 +1,5 @@
 //! Creates the virtio devices of a machine, in slot order: NICs first, because guests name them by their slots and a
-//! further disk must not rename them; then disks in the manifest's order; the SCSI controller last.
+//! further disk must not rename them; then disks in the manifest's order; the SCSI controller and the console last.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use husk_devices::virtio::balloon::Balloon;
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkSetup};
+use husk_virtio_console::{Console, GuestOpenFn, PortSetup};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle, VirtioScsi};
 
@@ -42,13 +43,19 @@ pub(super) struct DevicePlan {
     pub balloon: Option<bool>,
     /// Disks on the SCSI controller, which every machine has.
     pub scsi: Vec<NewUnit>,
+    /// Ports of the console device. None: no such device.
+    pub ports: Vec<PortSetup>,
     pub vcpus: u32,
 }
 
 /// Devices in slot order, and the SCSI controller's handle.
 pub(super) type BuiltDevices = (Vec<(Box<dyn VirtioDevice>, DeviceHandle)>, ScsiHandle);
 
-pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<BuiltDevices, MachineError> {
+pub(super) fn build(
+    plan: DevicePlan,
+    event: &EventFn,
+    guest_open: GuestOpenFn,
+) -> Result<BuiltDevices, MachineError> {
     let mut devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)> = Vec::new();
     for (slot, setup) in (1..=u8::MAX).zip(plan.nics) {
         let (net, nic) = Nic::new(setup, slot, false)?;
@@ -78,7 +85,7 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<BuiltDevices, M
         let (device, handle) = Balloon::new(reporting);
         devices.push((Box::new(device), DeviceHandle::Balloon(handle)));
     }
-    // Last, so that the slots of the others do not depend on it.
+    // After the others, so that their slots do not depend on it.
     let event = event.clone();
     let (controller, scsi) = VirtioScsi::new(husk_virtio_scsi::ScsiConfig {
         queues: u16::try_from(plan.vcpus).unwrap_or(u16::MAX),
@@ -93,5 +100,9 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<BuiltDevices, M
         }),
     })?;
     devices.push((Box::new(controller), DeviceHandle::None));
+    if !plan.ports.is_empty() {
+        let console = Console::new(plan.ports, guest_open).map_err(MachineError::Console)?;
+        devices.push((Box::new(console), DeviceHandle::None));
+    }
     Ok((devices, scsi))
 }

@@ -62,11 +62,13 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
         }],
         rng: true,
         balloon: true,
+        ports: Vec::new(),
         rtc_offset: 0,
     };
     let callbacks = Callbacks {
         event: Arc::new(|_| {}),
         alarm: Arc::new(|_| {}),
+        guest_open: Arc::new(|_, _| {}),
     };
     let serial_events = SerialEvents {
         output_ready: eventfd().unwrap(),

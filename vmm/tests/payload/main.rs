@@ -12,6 +12,7 @@ mod disk_close;
 mod disks;
 mod guest;
 mod nics;
+mod ports;
 mod rig;
 mod vcpus;
 #[allow(dead_code, reason = "only virtio-net's tests use all of it")]

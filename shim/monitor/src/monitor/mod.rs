@@ -23,6 +23,7 @@ mod disks;
 mod embedded;
 mod error_chain;
 mod final_status;
+mod guest_channel;
 mod handle;
 mod interfaces;
 mod listener;

@@ -1,7 +1,6 @@
 //! Starting a VM from its plan.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use super::final_status::FinalStatus;
 use super::interfaces::{self, VmNetworkError};
 use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
-use super::vm_config::PreparedConfig;
+use super::vm_config::{GuestSockets, PreparedConfig};
 use super::vmm_events::VmmEvents;
 use crate::kvm::{self, KvmError};
 use crate::launch::StartMode;
@@ -86,7 +85,7 @@ pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
     interfaces: &interfaces::InterfacesHandle,
-    console: Option<OwnedFd>,
+    sockets: GuestSockets,
     publisher: &StatusPublisher,
     start_mode: &mut StartMode,
 ) -> Result<StartedVm, StartError> {
@@ -100,7 +99,7 @@ pub(super) async fn start(
     let probes = probes(&plan, &volumes);
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
     publisher.vmm_started();
-    let prepared = PreparedConfig::new(&plan, volumes, nics, kvm, console);
+    let prepared = PreparedConfig::new(&plan, volumes, nics, kvm, sockets);
     match create_and_boot(&mut vmm, prepared, plan.start_paused, start_mode).await {
         Ok(events) => Ok(StartedVm { vmm, events, probes }),
         Err(failure) => match failure.volume_error(&paths) {

@@ -78,7 +78,7 @@ impl StatusPublisher {
             }
             Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
             Some(Kind::IoError(error)) => self.io_error(error),
-            Some(Kind::Exit(_)) | None => {}
+            Some(Kind::Exit(_) | Kind::PortOpened(_)) | None => {}
         }
     }
 

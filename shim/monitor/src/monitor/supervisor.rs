@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
 use super::final_status::FinalStatus;
+use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel, hold_agent_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
@@ -39,6 +40,9 @@ pub(super) struct Supervisor {
     interfaces: interfaces::InterfacesHandle,
     /// The guest's end of its console.
     guest: Option<OwnedFd>,
+    /// The guest's ends of its ports.
+    ports: Vec<GuestPort>,
+    agent: GuestChannel,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) console: Option<Console>,
@@ -66,6 +70,7 @@ impl Supervisor {
             .serial_console
             .then(|| Console::start(console, dir.console_log()));
         let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
+        let (agent, agent_port) = guest_channel(AGENT_PORT)?;
         let incoming = listener::serve_calls(dir.path())?;
         let descriptors = listener::serve_descriptors(dir.path())?;
 
@@ -105,6 +110,8 @@ impl Supervisor {
             disks,
             interfaces,
             guest: guest.map(Into::into),
+            ports: vec![agent_port],
+            agent,
             status_server: StatusServer {
                 publisher,
                 finish,
@@ -119,8 +126,9 @@ impl Supervisor {
     pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
         // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
+        tokio::spawn(hold_agent_channel(self.agent));
         let final_status = tokio::select! {
-            final_status = self.vm.run(self.guest, start_mode) => final_status,
+            final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,
             // The actor of the disks is stopped with the VM.
             never = self.disks.run() => match never {},
         };

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use husk_proto::vmm::v1::event::Exit;
+use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::vmm_client::VmmClient;
 use husk_proto::vmm::v1::{Event, ResumeRequest, ShutdownRequest, StopRequest};
 use husk_vmi::VmPlan;
@@ -19,11 +19,13 @@ use tracing::{info, warn};
 
 use super::disks;
 use super::final_status::{FinalStatus, KillReason};
+use super::guest_channel::{GuestPort, PortOpenSender};
 use super::handle::VMM_TIMEOUT;
 use super::interfaces;
 use super::power::{GracefulShutdown, ShutdownStep};
 use super::start::{StartedVm, exit_event, start};
 use super::status::StatusPublisher;
+use super::vm_config::GuestSockets;
 use super::vm_error::VmError;
 use super::vmm_connection::{VmmConnection, call_within};
 use crate::launch::{StartMode, StartReport};
@@ -96,6 +98,8 @@ pub(super) struct VmActor {
     running: watch::Sender<Option<RunningVmm>>,
     disks: disks::DisksHandle,
     interfaces: interfaces::InterfacesHandle,
+    /// The guest's ports.
+    ports: Vec<PortOpenSender>,
     mailbox: mpsc::Receiver<VmCommand>,
     stopping: Option<GracefulShutdown>,
     killed: Option<KillInProgress>,
@@ -130,6 +134,7 @@ impl VmActor {
                 running,
                 disks,
                 interfaces,
+                ports: Vec::new(),
                 mailbox,
                 stopping: None,
                 killed: None,
@@ -141,7 +146,20 @@ impl VmActor {
     }
 
     /// Runs the VM until it has ended.
-    pub(super) async fn run(mut self, console: Option<OwnedFd>, mut start_mode: StartMode) -> FinalStatus {
+    pub(super) async fn run(
+        mut self,
+        console: Option<OwnedFd>,
+        ports: Vec<GuestPort>,
+        mut start_mode: StartMode,
+    ) -> FinalStatus {
+        let mut sockets = GuestSockets {
+            console,
+            ports: Vec::new(),
+        };
+        for GuestPort { name, stream, open } in ports {
+            sockets.ports.push((name, stream));
+            self.ports.push(open);
+        }
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {
@@ -155,7 +173,7 @@ impl VmActor {
                 self.plan.clone(),
                 self.environment.clone(),
                 &self.interfaces,
-                console,
+                sockets,
                 &self.publisher,
                 &mut start_mode,
             );
@@ -230,6 +248,9 @@ impl VmActor {
 
     fn handle_event(&self, event: &Event, last: &mut Option<Exit>) {
         self.publisher.handle_vmm_event(event);
+        if let Some(Kind::PortOpened(opened)) = &event.event {
+            self.ports.iter().for_each(|port| port.handle_event(opened));
+        }
         if let Some(exit) = exit_event(event) {
             *last = Some(exit.clone());
         }

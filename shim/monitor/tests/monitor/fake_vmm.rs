@@ -1,7 +1,7 @@
 //! A VMM without a machine. Words in the VM's name select its behaviour: see [`has`].
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -78,6 +78,7 @@ struct Guest {
     name: String,
     state: State,
     console: Option<UnixStream>,
+    ports: Vec<(String, UnixStream)>,
     presses: u32,
     boots: u64,
     disks: HashMap<String, std::fs::File>,
@@ -130,6 +131,19 @@ impl Fake {
             tokio::time::sleep(Duration::from_millis(30)).await;
             let _ = ended.send(code).await;
         });
+    }
+
+    /// Says which ports the monitor has open.
+    fn say_ports(&self) {
+        let mut text = String::new();
+        for (name, stream) in &mut self.guest.lock().unwrap().ports {
+            // The monitor sends nothing.
+            let open = stream
+                .read(&mut [0])
+                .is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+            text += &format!("port {name} {}\n", if open { "open" } else { "closed" });
+        }
+        self.say(&text);
     }
 
     async fn take(&self, fd: &pb::Fd) -> Result<std::fs::File, Status> {
@@ -206,6 +220,12 @@ impl Vmm for Fake {
             self.guest.lock().unwrap().console = Some(console.try_clone()?);
             std::thread::spawn(move || std::io::copy(&mut console.try_clone().unwrap(), &mut { console }));
         }
+        for port in &config.ports {
+            let stream = self.take(port.stream.as_ref().unwrap()).await?;
+            let stream = UnixStream::from(OwnedFd::from(stream));
+            stream.set_nonblocking(true)?;
+            self.guest.lock().unwrap().ports.push((port.name.clone(), stream));
+        }
         let mut sizes = Vec::new();
         for scsi in &config.scsi_disks {
             let id = scsi.disk.as_ref().unwrap().id.clone();
@@ -244,6 +264,7 @@ impl Vmm for Fake {
             return Err(Status::failed_precondition("disk data: no partition table"));
         }
         self.guest.lock().unwrap().boots = 1;
+        self.say_ports();
         self.enter(if request.into_inner().paused {
             State::Paused
         } else {
@@ -303,6 +324,7 @@ impl Vmm for Fake {
 
     async fn reset(&self, _: Request<pb::ResetRequest>) -> Result<Response<pb::ResetResponse>, Status> {
         self.guest.lock().unwrap().boots += 1;
+        self.say_ports();
         self.tell(Kind::Reset(Reset {
             cause: "requested by the monitor".into(),
         }));

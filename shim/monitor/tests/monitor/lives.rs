@@ -301,6 +301,16 @@ pub fn console_has_one_session() {
     f.is_clean(&vm.pids());
 }
 
+pub fn port_of_the_guest_agent_stays_open() {
+    let f = Fixture::new();
+    let vm = f.start(plan("demo")).unwrap();
+    let line = "port org.qemu.guest_agent.0 open\n";
+    eventually("a port", || vm.said().contains(line));
+    let mut client = vm.client.clone();
+    f.wait(client.reset(ResetRequest {})).unwrap();
+    eventually("a second boot", || vm.said().matches(line).count() == 2);
+}
+
 pub fn image_locks_are_released_at_exit() {
     let f = Fixture::new();
     let image = f.home().join("disk.img");

@@ -80,6 +80,7 @@ fn run() -> ExitCode {
         soft_reboot_needs_a_running_guest,
         shutdown_waits_for_a_soft_reboot_under_way,
         console_has_one_session,
+        port_of_the_guest_agent_stays_open,
         image_locks_are_released_at_exit,
     ]);
     trials.extend(trials![

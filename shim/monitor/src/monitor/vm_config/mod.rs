@@ -8,8 +8,8 @@ use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{
-    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, ScsiDisk, ScsiPassthrough, Smbios,
-    VmConfig,
+    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, Port, ScsiDisk, ScsiPassthrough,
+    Smbios, VmConfig,
 };
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
@@ -25,6 +25,15 @@ pub(super) struct OpenNic {
     pub(super) link_up: bool,
 }
 
+/// The guest's ends of sockets of the monitor.
+#[derive(Debug, Default)]
+pub(super) struct GuestSockets {
+    /// ttyS0.
+    pub(super) console: Option<OwnedFd>,
+    /// Ports of the console device, by name.
+    pub(super) ports: Vec<(&'static str, OwnedFd)>,
+}
+
 /// A configuration and its descriptors. The descriptors must be sent first.
 #[derive(Debug)]
 pub(super) struct PreparedConfig {
@@ -38,7 +47,7 @@ impl PreparedConfig {
         volumes: Volumes,
         nics: Vec<OpenNic>,
         kvm: OwnedFd,
-        console: Option<OwnedFd>,
+        sockets: GuestSockets,
     ) -> PreparedConfig {
         let mut descriptors = Vec::new();
         let mut fd = |fd: OwnedFd| -> Fd {
@@ -99,9 +108,14 @@ impl PreparedConfig {
             nics: nics.into_iter().map(|open| nic(open, &mut fd)).collect(),
             rng: plan.rng,
             balloon: plan.balloon,
-            console: console.map(&mut fd),
+            console: sockets.console.map(&mut fd),
             rtc_offset_seconds: plan.rtc_offset_seconds,
             kvm: Some(fd(kvm)),
+            ports: sockets
+                .ports
+                .into_iter()
+                .map(|open| port(open, &mut fd))
+                .collect(),
         };
         PreparedConfig { config, descriptors }
     }
@@ -150,6 +164,13 @@ fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
         taps: open.taps.into_iter().map(&mut *fd).collect(),
         vhost: open.vhost.into_iter().map(fd).collect(),
         link_down: !open.link_up,
+    }
+}
+
+fn port((name, stream): (&str, OwnedFd), fd: &mut impl FnMut(OwnedFd) -> Fd) -> Port {
+    Port {
+        name: name.into(),
+        stream: Some(fd(stream)),
     }
 }
 

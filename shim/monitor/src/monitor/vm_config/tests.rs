@@ -142,7 +142,7 @@ fn scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         initrd: None,
     };
     let kvm = tempfile::tempfile().unwrap().into();
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, None);
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, GuestSockets::default());
     assert_eq!(prepared.descriptors.len(), 2);
     assert_eq!(prepared.config.disks, []);
     let told: Vec<_> = prepared
@@ -194,7 +194,7 @@ fn lun_config_includes_the_privileged_socket() {
             kernel: None,
             initrd: None,
         };
-        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), None);
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), GuestSockets::default());
         assert_eq!(prepared.descriptors.len(), 2 + usize::from(privileged));
         let scsi = prepared.config.scsi_disks.into_iter().next().unwrap();
         assert_eq!(scsi.r#type(), Type::Lun);
@@ -227,7 +227,7 @@ fn overlay_config_includes_its_base() {
         kernel: None,
         initrd: None,
     };
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), None);
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), GuestSockets::default());
     assert_eq!(prepared.descriptors.len(), 3);
     let disk = &prepared.config.disks[0];
     assert_eq!(
@@ -235,4 +235,27 @@ fn overlay_config_includes_its_base() {
         (Format::Qcow2, Format::Raw, true)
     );
     assert!(disk.base.is_some() && disk.base != disk.file);
+}
+
+#[test]
+fn sockets_are_sent_by_the_names_of_their_ports() {
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let sockets = GuestSockets {
+        console: Some(file()),
+        ports: vec![("first", file()), ("second", file())],
+    };
+    let mut vm = plan(|_| {});
+    vm.disks.clear();
+    let volumes = Volumes {
+        disks: Vec::new(),
+        kernel: None,
+        initrd: None,
+    };
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), sockets);
+    assert_eq!(prepared.descriptors.len(), 4);
+    let [first, second] = &prepared.config.ports[..] else {
+        panic!("{:?}", prepared.config.ports)
+    };
+    assert_eq!((&first.name[..], &second.name[..]), ("first", "second"));
+    assert!(first.stream.is_some() && first.stream != second.stream);
 }
