@@ -122,7 +122,6 @@ pub const DEFAULT: &[Case] = &[
 /// | `hotplug-many` | `hotplug`, one disk at a time |
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
-/// | `power-cut-stores` | `apply`, `volumes`; tests of what power cuts leave in `husk-objects` and `husk-claims` |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     machine::MEDIUM,
@@ -150,7 +149,6 @@ pub const FULL: &[Case] = &[
     console::STALLED_CLIENT,
     stop::BUTTON_ON_6_1,
     shim::systemd::CASE,
-    power_cut_stores::CASE,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.
@@ -162,6 +160,7 @@ pub const LONG: &[Case] = &[
     network::soak::KERNEL,
     network::soak::PROCESS,
     shim::killed::HUNDRED,
+    power_cut_stores::CASE,
 ];
 
 /// Cases with programs that are built from Go modules.

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub const CASE: Case = Case {
     name: "power-cut-stores",
     about: "dm-log-writes replayed at 100 moments of apply, import, clone, resize and delete: no object or volume is damaged or lost",
-    limit: Duration::from_secs(1500),
+    limit: Duration::from_secs(3600),
     run,
 };
 

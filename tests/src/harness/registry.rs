@@ -86,7 +86,7 @@ pub fn push_boot_disk(ctx: &TestContext) -> Result<()> {
             "mkdir -p boot-tree/boot/loader/entries boot-image/disk
              cp {kernel} boot-tree/boot/vmlinuz
              cp {initrd} boot-tree/boot/initrd
-             printf 'linux /boot/vmlinuz\\ninitrd /boot/initrd\\noptions console=ttyS0 quiet husk.do=button,shell\\n' \\
+             printf 'linux /boot/vmlinuz\\ninitrd /boot/initrd\\noptions console=ttyS0 quiet husk.do=disks,button,shell\\n' \\
                  > boot-tree/boot/loader/entries/guest.conf
              mke2fs -q -t ext4 -d boot-tree boot-image/disk/disk.img 64M"
         ),
