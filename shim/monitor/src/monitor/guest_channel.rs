@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use husk_proto::vmm::v1::event::PortOpened;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tracing::debug;
 
 /// The port on which the guest's agent listens.
 pub(super) const AGENT_PORT: &str = "org.qemu.guest_agent.0";
@@ -14,7 +13,6 @@ pub(super) const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 /// The monitor's end of a port. While it exists, the port is open for the guest.
 #[derive(Debug)]
 pub(super) struct GuestChannel {
-    pub(super) name: &'static str,
     /// Bytes to and from the process in the guest. What is sent while no process has the port open waits for the next
     /// one that opens it.
     pub(super) stream: UnixStream,
@@ -42,7 +40,7 @@ pub(super) struct PortOpenSender {
 pub(super) fn guest_channel(name: &'static str) -> io::Result<(GuestChannel, GuestPort)> {
     let (stream, guest) = UnixStream::pair()?;
     let (sender, open) = watch::channel(false);
-    let channel = GuestChannel { name, stream, open };
+    let channel = GuestChannel { stream, open };
     let port = GuestPort {
         name,
         stream: guest.into_std()?.into(),
@@ -57,18 +55,6 @@ impl PortOpenSender {
         if event.name == self.name {
             self.open.send_replace(event.open);
         }
-    }
-}
-
-/// Holds the agent's channel until the VM ends, and logs when the agent appears and goes.
-pub(super) async fn hold_agent_channel(channel: GuestChannel) {
-    let GuestChannel {
-        name,
-        stream: _stream,
-        mut open,
-    } = channel;
-    while open.changed().await.is_ok() {
-        debug!(port = name, open = *open.borrow_and_update(), "the guest's agent");
     }
 }
 
@@ -105,17 +91,5 @@ mod tests {
         }
         drop(port.open);
         assert!(channel.open.changed().await.is_err());
-    }
-
-    #[tokio::test]
-    async fn the_agents_channel_is_held_until_the_vm_ends() {
-        let (channel, port) = guest_channel(AGENT_PORT).unwrap();
-        let mut vmm = StdStream::from(port.stream);
-        let held = tokio::spawn(hold_agent_channel(channel));
-        tokio::task::yield_now().await;
-        assert_eq!(vmm.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(port.open);
-        held.await.unwrap();
-        assert_eq!(vmm.read(&mut [0]).unwrap(), 0);
     }
 }

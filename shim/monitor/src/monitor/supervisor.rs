@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::shim::v1::guest_server::GuestServer;
 use husk_proto::shim::v1::pod_server::PodServer;
 use husk_vmi::VmPlan;
 use tokio::net::UnixStream;
@@ -16,10 +17,12 @@ use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
 use super::final_status::FinalStatus;
-use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel, hold_agent_channel};
+use super::guest_agent::{AgentActor, GuestService};
+use super::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
+use super::services::either;
 use super::status::StatusPublisher;
 use super::vm::VmActor;
 use super::{listener, stdio};
@@ -42,7 +45,7 @@ pub(super) struct Supervisor {
     guest: Option<OwnedFd>,
     /// The guest's ends of its ports.
     ports: Vec<GuestPort>,
-    agent: GuestChannel,
+    agent: AgentActor,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) console: Option<Console>,
@@ -70,7 +73,7 @@ impl Supervisor {
             .serial_console
             .then(|| Console::start(console, dir.console_log()));
         let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
-        let (agent, agent_port) = guest_channel(AGENT_PORT)?;
+        let (channel, agent_port) = guest_channel(AGENT_PORT)?;
         let incoming = listener::serve_calls(dir.path())?;
         let descriptors = listener::serve_descriptors(dir.path())?;
 
@@ -90,6 +93,7 @@ impl Supervisor {
             plugging.clone(),
             interfaces.clone(),
         );
+        let (agent, agent_handle) = AgentActor::new(channel, publisher.subscribe());
         let handle = VmHandle::new(handle, vmm, publisher.subscribe());
         let service = Service::new(ServiceParts {
             plan,
@@ -101,8 +105,10 @@ impl Supervisor {
             console: console.clone(),
         });
         let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
+        let guest_service = GuestServer::new(GuestService::new(agent_handle));
         let (finish, finished) = oneshot::channel::<()>();
-        let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
+        let services = either(service, guest_service);
+        let server = Server::builder().serve_with_incoming_shutdown(services, incoming, async {
             let _ = finished.await;
         });
         Ok(Supervisor {
@@ -126,7 +132,7 @@ impl Supervisor {
     pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
         // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
-        tokio::spawn(hold_agent_channel(self.agent));
+        tokio::spawn(self.agent.run());
         let final_status = tokio::select! {
             final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,
             // The actor of the disks is stopped with the VM.

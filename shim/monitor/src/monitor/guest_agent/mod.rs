@@ -1,0 +1,282 @@
+//! The actor that talks to the guest's agent. It asks at KubeVirt's intervals, carries out commands one after the other,
+//! and thaws file systems that nobody else thaws in time.
+
+mod handle;
+mod processes;
+mod service;
+mod to_proto;
+
+use std::time::{Duration, Instant};
+
+use husk_guest_agent::{Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Poller, Query, limit};
+use husk_proto::shim::v1::Status as VmStatus;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep_until;
+use tracing::{debug, warn};
+
+use super::guest_channel::GuestChannel;
+use super::vm_error::VmError;
+use handle::{AgentCommand, AgentView, Frozen};
+use processes::Processes;
+
+pub(super) use handle::AgentHandle;
+pub(super) use service::GuestService;
+
+/// The actor. It ends with the VM.
+pub(super) struct AgentActor {
+    /// True while a process of the guest has the agent's port open.
+    open: watch::Receiver<bool>,
+    status: watch::Receiver<VmStatus>,
+    agent: GuestAgent<UnixStream>,
+    poller: Poller,
+    guard: FreezeGuard,
+    processes: Processes,
+    reboots: u64,
+    mailbox: mpsc::Receiver<AgentCommand>,
+    view: watch::Sender<AgentView>,
+}
+
+/// What the actor does next.
+enum Work {
+    Thaw,
+    Process,
+    Ask(Query),
+}
+
+impl AgentActor {
+    pub(super) fn new(channel: GuestChannel, status: watch::Receiver<VmStatus>) -> (AgentActor, AgentHandle) {
+        let (sender, mailbox) = mpsc::channel(16);
+        let (view, shown) = watch::channel(AgentView::default());
+        let actor = AgentActor {
+            open: channel.open,
+            status,
+            agent: GuestAgent::new(channel.stream),
+            poller: Poller::default(),
+            guard: FreezeGuard::default(),
+            processes: Processes::default(),
+            reboots: 0,
+            mailbox,
+            view,
+        };
+        (actor, AgentHandle::new(sender, shown))
+    }
+
+    /// Serves commands until the VM has ended.
+    pub(super) async fn run(mut self) {
+        let mut status_ended = false;
+        loop {
+            let wake = self.wake_at();
+            tokio::select! {
+                changed = self.open.changed() => match changed {
+                    Ok(()) => self.follow(),
+                    Err(_) => return,
+                },
+                changed = self.status.changed(), if !status_ended => match changed {
+                    Ok(()) => self.follow(),
+                    Err(_) => status_ended = true,
+                },
+                Some(command) = self.mailbox.recv() => {
+                    self.follow();
+                    self.handle(command).await;
+                }
+                () = until(wake) => {
+                    self.follow();
+                    self.work().await;
+                }
+            }
+            self.show();
+        }
+    }
+
+    /// Follows the state of the port and of the VM.
+    fn follow(&mut self) {
+        let now = Instant::now();
+        let open = *self.open.borrow_and_update();
+        let (paused, reboots) = {
+            let status = self.status.borrow_and_update();
+            (status.paused, status.reboots)
+        };
+        if reboots != self.reboots {
+            // It may have been so fast that the port was never seen closed.
+            self.reboots = reboots;
+            self.poller.disconnected(now);
+            self.poller.forget();
+            self.processes
+                .fail_all(&VmError::wrong_state("the guest has rebooted"));
+        }
+        if open != self.poller.is_connected() {
+            debug!(open, "the port of the guest's agent");
+        }
+        if open {
+            self.poller.connected(now);
+        } else {
+            self.poller.disconnected(now);
+            self.processes.fail_all(&not_connected());
+        }
+        if paused {
+            self.poller.paused(now);
+        } else {
+            self.poller.resumed(now);
+        }
+    }
+
+    /// Errors if there is nobody to ask.
+    fn check(&self) -> Result<(), VmError> {
+        if !self.poller.is_connected() {
+            return Err(not_connected());
+        }
+        match self.status.borrow().paused {
+            true => Err(VmError::wrong_state(
+                "the VM is paused, so its guest agent cannot answer",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.check().ok()?;
+        let times = [
+            self.poller.wake_at(),
+            self.guard.thaw_at(),
+            self.processes.wake_at(),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    fn next(&mut self, now: Instant) -> Option<Work> {
+        if self.guard.is_due(now) {
+            return Some(Work::Thaw);
+        }
+        if self.processes.is_due(now) {
+            return Some(Work::Process);
+        }
+        self.poller.take_due(now).map(Work::Ask)
+    }
+
+    /// Does what is due first.
+    async fn work(&mut self) {
+        match self.next(Instant::now()) {
+            Some(Work::Thaw) => self.thaw_in_time().await,
+            Some(Work::Process) => {
+                let frozen = self.may_be_frozen();
+                self.processes.ask(&mut self.agent, frozen).await;
+            }
+            Some(Work::Ask(query)) => self.ask(query).await,
+            None => {}
+        }
+    }
+
+    async fn thaw_in_time(&mut self) {
+        match self.agent.thaw(&mut self.guard, limit::THAW).await {
+            Ok(()) => {
+                warn!("the time of a freeze is over: the guest's file systems are thawed");
+                self.thawed();
+            }
+            Err(error) => warn!(%error, "the guest's file systems are not thawed"),
+        }
+    }
+
+    async fn ask(&mut self, query: Query) {
+        match self.agent.query(query, limit::QUERY).await {
+            Ok(answer) => {
+                if answer == Answer::FsFreezeStatus(FsFreezeStatus::Thawed) {
+                    self.guard.thawed();
+                }
+                // A frozen agent has most of its commands switched off.
+                if !(matches!(answer, Answer::Version(_)) && self.may_be_frozen()) {
+                    self.poller.record(answer);
+                }
+            }
+            Err(error) => debug!(%error, ?query, "the guest's agent"),
+        }
+    }
+
+    async fn handle(&mut self, command: AgentCommand) {
+        match command {
+            AgentCommand::Exec(exec, reply) => match self.check() {
+                Ok(()) => self.processes.start(&mut self.agent, &exec, reply).await,
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            // Its caller has gone.
+            AgentCommand::Freeze(_, reply) if reply.is_closed() => {}
+            AgentCommand::Freeze(timeout, reply) => {
+                let done = match self.check() {
+                    Ok(()) => self.freeze(timeout).await,
+                    Err(error) => Err(error),
+                };
+                let owned = matches!(done, Ok(Frozen { already: false, .. }));
+                if reply.send(done).is_err() && owned {
+                    self.thaw_in_time().await;
+                }
+            }
+            AgentCommand::Thaw(reply) => {
+                let done = match self.check() {
+                    Ok(()) => self.thaw().await,
+                    Err(error) => Err(error),
+                };
+                let _ = reply.send(done);
+            }
+        }
+    }
+
+    async fn freeze(&mut self, timeout: Duration) -> Result<Frozen, VmError> {
+        let already = self.agent.fsfreeze_status(limit::QUERY).await? == FsFreezeStatus::Frozen;
+        let frozen = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
+        frozen.await?;
+        self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
+        Ok(Frozen {
+            already,
+            thaw_at: self.guard.thaw_at(),
+        })
+    }
+
+    /// Returns false if they were thawed already.
+    async fn thaw(&mut self) -> Result<bool, VmError> {
+        let status = self.agent.fsfreeze_status(limit::QUERY).await;
+        self.agent.thaw(&mut self.guard, limit::THAW).await?;
+        self.thawed();
+        Ok(!matches!(status, Ok(FsFreezeStatus::Thawed)))
+    }
+
+    fn thawed(&mut self) {
+        self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Thawed));
+        self.poller.hurry(Query::Version, Instant::now());
+    }
+
+    fn may_be_frozen(&self) -> bool {
+        let status = self.poller.answers().fs_freeze_status;
+        self.guard.thaw_at().is_some() || status == Some(FsFreezeStatus::Frozen)
+    }
+
+    /// Publishes what changed.
+    fn show(&self) {
+        let (connected, thaw_at) = (self.poller.is_connected(), self.guard.thaw_at());
+        self.view.send_if_modified(|view| {
+            let answers: &Answers = self.poller.answers();
+            if view.connected == connected && view.thaw_at == thaw_at && view.answers == *answers {
+                return false;
+            }
+            *view = AgentView {
+                connected,
+                thaw_at,
+                answers: answers.clone(),
+            };
+            true
+        });
+    }
+}
+
+fn not_connected() -> VmError {
+    VmError::wrong_state("no guest agent is connected: the guest needs a running qemu-guest-agent")
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

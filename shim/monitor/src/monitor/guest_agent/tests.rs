@@ -1,0 +1,223 @@
+use std::sync::{Arc, Mutex};
+
+use husk_guest_agent::Exec;
+use husk_proto::vmm::v1::event::PortOpened;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::time::timeout;
+
+use super::*;
+use crate::monitor::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
+
+/// An agent of a guest, which notes the commands that it gets.
+struct Guest {
+    agent: AgentHandle,
+    port: GuestPort,
+    status: watch::Sender<VmStatus>,
+    commands: Arc<Mutex<Vec<String>>>,
+    frozen: Arc<Mutex<bool>>,
+}
+
+impl Guest {
+    fn start() -> Guest {
+        let (channel, mut port) = guest_channel(AGENT_PORT).unwrap();
+        let (status, watched) = watch::channel(VmStatus::default());
+        let (actor, agent) = AgentActor::new(channel, watched);
+        tokio::spawn(actor.run());
+        // The test keeps the rest of the port.
+        let (spare, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stream = std::mem::replace(&mut port.stream, spare.into());
+        let stream = std::os::unix::net::UnixStream::from(stream);
+        stream.set_nonblocking(true).unwrap();
+        let (commands, frozen) = (Arc::default(), Arc::default());
+        let guest = Guest {
+            agent,
+            port,
+            status,
+            commands: Arc::clone(&commands),
+            frozen: Arc::clone(&frozen),
+        };
+        tokio::spawn(serve(UnixStream::from_std(stream).unwrap(), commands, frozen));
+        guest
+    }
+
+    fn open(&self, open: bool) {
+        self.port.open.handle_event(&PortOpened {
+            name: AGENT_PORT.into(),
+            open,
+        });
+    }
+
+    async fn until(&self, is: impl Fn(&Guest) -> bool) {
+        let waiting = async {
+            while !is(self) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), waiting).await.expect("in time");
+    }
+
+    fn had(&self, command: &str) -> bool {
+        self.commands.lock().unwrap().iter().any(|had| had == command)
+    }
+}
+
+async fn serve(stream: UnixStream, commands: Arc<Mutex<Vec<String>>>, frozen: Arc<Mutex<bool>>) {
+    let (reading, mut writing) = stream.into_split();
+    let mut lines = BufReader::new(reading).split(b'\n');
+    let mut polls = 0;
+    while let Ok(Some(line)) = lines.next_segment().await {
+        let line = line.strip_prefix(&[0xff]).unwrap_or(&line);
+        let request: Value = serde_json::from_slice(line).unwrap();
+        let command = request["execute"].as_str().unwrap().to_owned();
+        commands.lock().unwrap().push(command.clone());
+        let answer = match command.as_str() {
+            "guest-sync-delimited" => {
+                writing.write_all(&[0xff]).await.unwrap();
+                request["arguments"]["id"].clone()
+            }
+            "guest-info" => json!({"version": "9.9", "supported_commands": []}),
+            "guest-get-host-name" => json!({"host-name": "sheep"}),
+            "guest-get-users" => json!([{"user": "dolly", "login-time": 12.5}]),
+            "guest-fsfreeze-status" => {
+                let frozen = *frozen.lock().unwrap();
+                json!(if frozen { "frozen" } else { "thawed" })
+            }
+            "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw" => {
+                *frozen.lock().unwrap() = command.ends_with("freeze");
+                json!(1)
+            }
+            "guest-exec" => json!({"pid": 7}),
+            "guest-exec-status" if *frozen.lock().unwrap() => {
+                let error = json!({"error": {"class": "CommandNotFound", "desc": "disabled"}});
+                writing.write_all(format!("{error}\n").as_bytes()).await.unwrap();
+                continue;
+            }
+            "guest-exec-status" => {
+                polls += 1;
+                match polls {
+                    3 => json!({"exited": true, "exitcode": 4, "out-data": "aGk="}),
+                    _ => json!({"exited": false}),
+                }
+            }
+            _ => {
+                let error = json!({"error": {"class": "GenericError", "desc": "no"}});
+                writing.write_all(format!("{error}\n").as_bytes()).await.unwrap();
+                continue;
+            }
+        };
+        let reply = json!({ "return": answer });
+        writing.write_all(format!("{reply}\n").as_bytes()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn it_is_asked_while_it_is_connected() {
+    let guest = Guest::start();
+    let refused = guest.agent.thaw().await.unwrap_err();
+    assert!(
+        refused.to_string().starts_with("no guest agent is connected"),
+        "{refused}"
+    );
+    assert!(guest.commands.lock().unwrap().is_empty());
+    guest.open(true);
+    guest.until(|guest| !guest.agent.info().users.is_empty()).await;
+    let info = guest.agent.info();
+    assert!(info.connected);
+    assert_eq!(info.host_name.as_deref(), Some("sheep"));
+    let agent = info.agent.unwrap();
+    assert_eq!(
+        (agent.version.as_str(), agent.missing_commands.len()),
+        ("9.9", BASIC)
+    );
+    assert_eq!((info.users[0].name.as_str(), info.frozen), ("dolly", Some(false)));
+    guest.open(false);
+    guest.until(|guest| !guest.agent.info().connected).await;
+}
+
+const BASIC: usize = husk_guest_agent::BASIC_COMMANDS.len();
+
+#[tokio::test]
+async fn a_forgotten_freeze_is_thawed() {
+    let guest = Guest::start();
+    guest.open(true);
+    guest
+        .until(|guest| guest.agent.info().frozen == Some(false))
+        .await;
+    guest.agent.freeze(Duration::from_secs(1)).await.unwrap();
+    let info = guest.agent.info();
+    assert_eq!((info.frozen, info.thaw_seconds.is_some()), (Some(true), true));
+    assert!(*guest.frozen.lock().unwrap());
+    guest
+        .until(|guest| guest.agent.info().frozen == Some(false))
+        .await;
+    assert!(!*guest.frozen.lock().unwrap());
+    assert!(guest.had("guest-fsfreeze-thaw"));
+}
+
+#[tokio::test]
+async fn a_freeze_is_thawed_once_the_agent_is_back() {
+    let guest = Guest::start();
+    guest.open(true);
+    guest
+        .until(|guest| guest.agent.info().frozen == Some(false))
+        .await;
+    guest.agent.freeze(Duration::from_secs(1)).await.unwrap();
+    guest.open(false);
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(*guest.frozen.lock().unwrap());
+    guest.open(true);
+    guest.until(|guest| !*guest.frozen.lock().unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_process_is_waited_for_beside_other_commands() {
+    let guest = Guest::start();
+    guest.open(true);
+    guest.until(|guest| guest.agent.info().frozen.is_some()).await;
+    let exec = |limit| guest.agent.exec(Exec::new("/bin/echo", ["hi"]), limit);
+    let frozen = async {
+        guest.agent.freeze(Duration::from_secs(60)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        guest.agent.thaw().await.unwrap()
+    };
+    let (output, was_frozen) = tokio::join!(exec(Duration::from_secs(20)), frozen);
+    assert!(was_frozen);
+    let output = output.unwrap();
+    assert_eq!(
+        (output.exit_code, output.stdout.as_slice()),
+        (Some(4), b"hi".as_slice())
+    );
+}
+
+#[tokio::test]
+async fn nothing_is_asked_of_a_paused_vm() {
+    let guest = Guest::start();
+    guest.status.send_modify(|status| status.paused = true);
+    guest.open(true);
+    guest.until(|guest| guest.agent.info().connected).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(guest.commands.lock().unwrap().is_empty());
+    let refused = guest
+        .agent
+        .exec(Exec::new("/bin/true", [""; 0]), Duration::from_secs(1));
+    assert!(refused.await.unwrap_err().to_string().contains("paused"));
+    guest.status.send_modify(|status| status.paused = false);
+    guest.until(|guest| guest.agent.info().host_name.is_some()).await;
+    // A pause does not keep a caller waiting for ever.
+    let exec = guest
+        .agent
+        .exec(Exec::new("/bin/true", [""; 0]), Duration::from_millis(500));
+    let pause = async {
+        guest.until(|guest| guest.had("guest-exec")).await;
+        guest.status.send_modify(|status| status.paused = true);
+    };
+    let (late, ()) = tokio::join!(exec, pause);
+    assert!(late.unwrap_err().to_string().contains("did not end within 500ms"));
+    guest.status.send_modify(|status| status.paused = false);
+    guest.until(|guest| guest.agent.info().host_name.is_some()).await;
+    // A reboot makes old answers worthless.
+    guest.open(false);
+    guest.status.send_modify(|status| status.reboots = 1);
+    guest.until(|guest| guest.agent.info().host_name.is_none()).await;
+}
