@@ -15,6 +15,7 @@ mod delete;
 mod diff;
 mod doctor;
 mod get;
+mod guest;
 mod images;
 mod import_volume;
 mod inspect;
@@ -53,6 +54,7 @@ pub(crate) enum Command {
     Console(console::Args),
     Logs(logs::Args),
     Ssh(ssh::Args),
+    Guest(guest::Args),
     PortForward(port_forward::Args),
     Inspect(inspect::Args),
     Pause(pause::Args),
@@ -96,6 +98,7 @@ impl Command {
             Self::Console(args) => console::run(args),
             Self::Logs(args) => logs::run(args),
             Self::Ssh(args) => ssh::run(args),
+            Self::Guest(args) => guest::run(args),
             Self::PortForward(args) => port_forward::run(args),
             Self::Inspect(args) => inspect::run(args),
             Self::Pause(args) => pause::run(args),
