@@ -17,6 +17,7 @@ mod disks;
 mod fio;
 mod flushed;
 mod full_disk;
+mod guest_agent;
 mod host_boot;
 mod hotplug;
 mod io_error;
@@ -70,6 +71,7 @@ pub const DEFAULT: &[Case] = &[
     balloon::CASE,
     reboot::CASE,
     pause::CASE,
+    guest_agent::CASE,
     stop::BUTTON,
     stop::GRACE,
     crash::PANIC,

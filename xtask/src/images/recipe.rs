@@ -124,6 +124,13 @@ const NETWORK: Kind = Kind::Initramfs {
     modules: &["virtio_net", "8021q"],
 };
 
+/// An initramfs with QEMU's guest agent, and a file system that it can freeze.
+const AGENT: Kind = Kind::Initramfs {
+    packages: &["qemu-guest-agent"],
+    programs: &["qemu-ga"],
+    modules: &["virtio_console", "ext4"],
+};
+
 /// Every image.
 pub const ALL: &[Recipe] = &[
     Recipe {
@@ -149,6 +156,12 @@ pub const ALL: &[Recipe] = &[
         about: "cloud kernel 6.12 and an initramfs with a network, ip and ethtool",
         suite: "trixie",
         kind: NETWORK,
+    },
+    Recipe {
+        name: "initramfs-6.12-agent",
+        about: "cloud kernel 6.12 and an initramfs with QEMU's guest agent",
+        suite: "trixie",
+        kind: AGENT,
     },
     Recipe {
         name: "debian-12-cloud",
