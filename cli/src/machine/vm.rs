@@ -89,7 +89,7 @@ pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, 
     }
 }
 
-/// What the VM needs and only a cluster has.
+/// Errors for the networks and volumes that only a cluster can provide.
 fn missing(vmi: &Vmi) -> Vec<FieldError> {
     let error = |field: String, message: &str| FieldError {
         reason: CauseReason::FieldValueNotSupported,

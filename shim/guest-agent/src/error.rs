@@ -28,9 +28,6 @@ pub enum AgentError {
     /// The command was sent, or part of it, and no reply came. It may still take effect.
     #[error("the guest agent did not answer {command} within {limit:?}")]
     Timeout { command: &'static str, limit: Duration },
-    /// A process that `guest-exec` started did not end in time. It still runs in the guest.
-    #[error("the process {pid} in the guest did not end within {limit:?}")]
-    StillRunning { pid: i64, limit: Duration },
     /// The stream has ended. Every later command fails in the same way.
     #[error("the connection to the guest agent is closed")]
     Disconnected(#[source] Option<io::Error>),

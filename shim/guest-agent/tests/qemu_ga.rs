@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use husk_guest_agent::{
-    AgentError, Answer, BASIC_COMMANDS, Exec, Fault, FsFreezeStatus, GuestAgent, Needs, Poller, Query,
-    check_support,
+    AgentError, Answer, BASIC_COMMANDS, Exec, ExecOutput, ExecStatus, Fault, FsFreezeStatus, GuestAgent,
+    Needs, Poller, Query, check_support,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -85,6 +85,17 @@ fn spawn(folder: &Path) -> Child {
 fn kernel(name: &str) -> String {
     let text = fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).unwrap();
     text.trim_end().to_owned()
+}
+
+/// Starts a process and waits for its end.
+async fn ended(client: &mut GuestAgent<UnixStream>, exec: &Exec) -> Result<ExecOutput, AgentError> {
+    let pid = client.exec_start(exec, LIMIT).await?;
+    loop {
+        match client.exec_status(pid, LIMIT).await? {
+            ExecStatus::Exited(output) => return Ok(output),
+            ExecStatus::Running => sleep(Duration::from_millis(20)).await,
+        }
+    }
 }
 
 #[tokio::test]
@@ -173,7 +184,7 @@ async fn its_errors_are_told_apart() {
     assert!(matches!(unknown, AgentError::Agent { .. }), "{unknown}");
     assert!(!unknown.to_string().contains('\u{1b}'));
     let missing = client
-        .exec(&Exec::new("/no/such/program", [""; 0]), LIMIT)
+        .exec_start(&Exec::new("/no/such/program", [""; 0]), LIMIT)
         .await
         .unwrap_err();
     assert!(matches!(missing, AgentError::Agent { .. }), "{missing}");
@@ -187,37 +198,35 @@ async fn its_errors_are_told_apart() {
 async fn it_runs_processes() {
     let agent = Agent::start();
     let mut client = agent.connect().await;
-    let echo = client
-        .exec(&Exec::new("/bin/echo", ["a \"b\"", "ü"]), LIMIT)
+    let echo = ended(&mut client, &Exec::new("/bin/echo", ["a \"b\"", "ü"]))
         .await
         .unwrap();
     assert_eq!((echo.exit_code, echo.signal), (Some(0), None));
     assert_eq!(String::from_utf8(echo.stdout).unwrap(), "a \"b\" ü\n");
     let shell = |script: &str| Exec::new("/bin/sh", ["-c", script]);
-    let failed = client
-        .exec(&shell("sleep 0.1; echo no >&2; exit 3"), LIMIT)
+    let failed = ended(&mut client, &shell("sleep 0.1; echo no >&2; exit 3"))
         .await
         .unwrap();
     assert_eq!(
         (failed.exit_code, failed.stderr.as_slice()),
         (Some(3), &b"no\n"[..])
     );
-    let killed = client.exec(&shell("kill -9 $$"), LIMIT).await.unwrap();
+    let killed = ended(&mut client, &shell("kill -9 $$")).await.unwrap();
     assert_eq!((killed.exit_code, killed.signal), (None, Some(9)));
     let input = Exec {
         input: vec![0, 0xff, b'\n'],
         env: vec!["PATH=/usr/bin:/bin".to_owned()],
         ..shell("cat; echo $PATH")
     };
-    let output = client.exec(&input, LIMIT).await.unwrap().stdout;
+    let output = ended(&mut client, &input).await.unwrap().stdout;
     assert_eq!(output, b"\0\xff\n/usr/bin:/bin\n");
     let unseen = Exec {
         capture_output: false,
         ..shell("echo x")
     };
-    assert_eq!(client.exec(&unseen, LIMIT).await.unwrap().stdout, b"");
-    let late = client.exec(&shell("sleep 2"), SHORT).await.unwrap_err();
-    assert!(matches!(late, AgentError::StillRunning { .. }), "{late}");
+    assert_eq!(ended(&mut client, &unseen).await.unwrap().stdout, b"");
+    let pid = client.exec_start(&shell("sleep 2"), LIMIT).await.unwrap();
+    assert_eq!(client.exec_status(pid, LIMIT).await.unwrap(), ExecStatus::Running);
 }
 
 #[tokio::test]
@@ -226,9 +235,9 @@ async fn a_long_output_costs_one_command() {
     let agent = Agent::start();
     let mut client = agent.connect().await;
     let zeros = |count: &str| Exec::new("/usr/bin/head", ["-c", count, "/dev/zero"]);
-    let whole = client.exec(&zeros("3000000"), LIMIT).await.unwrap();
+    let whole = ended(&mut client, &zeros("3000000")).await.unwrap();
     assert_eq!(whole.stdout.len(), 3_000_000);
-    let error = client.exec(&zeros("9000000"), LIMIT).await.unwrap_err();
+    let error = ended(&mut client, &zeros("9000000")).await.unwrap_err();
     let too_long = matches!(
         error,
         AgentError::Protocol {

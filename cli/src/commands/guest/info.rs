@@ -26,7 +26,7 @@ enum Format {
     Json,
 }
 
-/// What is shown.
+/// Part of the agent's answers that the command prints.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
     All,
@@ -169,7 +169,7 @@ fn summary(info: &GuestInfoResponse) -> String {
     output::table(&rows)
 }
 
-/// Such as `1.2 of 9.8 GiB`.
+/// Such as `1.2 of 9.8 GiB used`.
 fn size(used: Option<u64>, total: Option<u64>) -> String {
     match (used, total) {
         (Some(used), Some(total)) => format!("{} of {} GiB used", gib(used), gib(total)),

@@ -11,8 +11,8 @@ use crate::freeze::FreezeGuard;
 use crate::types::FsFreezeStatus;
 
 impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
-    /// Freezes the guest's file systems, unless they are frozen: that succeeds and leaves the timer alone. `timeout`:
-    /// when `guard` says that a thaw is due, see [`FreezeGuard::timeout`].
+    /// Freezes the guest's file systems after which `guard` says in `timeout` that a thaw is due. Returns false if they
+    /// were frozen already: then the timer stays as it is.
     ///
     /// # Errors
     /// See [`AgentError`]. The guard stays set if the freeze may have taken effect.
@@ -21,31 +21,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
         guard: &mut FreezeGuard,
         timeout: Option<Duration>,
         limit: Duration,
-    ) -> Result<(), AgentError> {
+    ) -> Result<bool, AgentError> {
         if self.fsfreeze_status(limit.min(limit::QUERY)).await? == FsFreezeStatus::Frozen {
-            return Ok(());
+            return Ok(false);
         }
         guard.freezing(Instant::now().into_std(), timeout);
         let frozen = self.fsfreeze_freeze(limit).await;
         if frozen.as_ref().is_err_and(|error| !error.may_take_effect()) {
             guard.freeze_refused();
         }
-        frozen.map(drop)
+        frozen.map(|_| true)
     }
 
-    /// Thaws the guest's file systems, unless the agent says that they are thawed: a thaw runs the guest's hooks.
+    /// Thaws the guest's file systems. Returns false if the agent says that they were thawed: a thaw would run the guest's
+    /// hooks.
     ///
     /// # Errors
     /// See [`AgentError`]. The guard stays set.
-    pub async fn thaw(&mut self, guard: &mut FreezeGuard, limit: Duration) -> Result<(), AgentError> {
+    pub async fn thaw(&mut self, guard: &mut FreezeGuard, limit: Duration) -> Result<bool, AgentError> {
         let status = self.fsfreeze_status(limit.min(limit::QUERY)).await;
         let thawed = match status {
-            Ok(FsFreezeStatus::Thawed) => Ok(()),
+            Ok(FsFreezeStatus::Thawed) => Ok(false),
             // Without a status as well: nothing is lost by an attempt.
-            _ => self.fsfreeze_thaw(limit).await.map(drop),
+            _ => self.fsfreeze_thaw(limit).await.map(|_| true),
         };
         match thawed {
-            Ok(()) => guard.thawed(),
+            Ok(_) => guard.thawed(),
             Err(_) => guard.thaw_failed(Instant::now().into_std()),
         }
         thawed

@@ -30,15 +30,15 @@ fn freezable(late: bool) -> (GuestAgent<DuplexStream>, JoinHandle<Vec<Value>>, A
 async fn both_are_idempotent_and_the_timer_is_that_of_the_first_freeze() {
     let (mut client, agent, frozen) = freezable(false);
     let mut guard = FreezeGuard::default();
-    client.freeze(&mut guard, TIMEOUT, SECOND).await.unwrap();
+    assert!(client.freeze(&mut guard, TIMEOUT, SECOND).await.unwrap());
     let thaw_at = guard.thaw_at();
     assert!(thaw_at.is_some() && frozen.load(Ordering::Relaxed));
     tokio::time::advance(SECOND).await;
-    client.freeze(&mut guard, None, SECOND).await.unwrap();
+    assert!(!client.freeze(&mut guard, None, SECOND).await.unwrap());
     assert_eq!(guard.thaw_at(), thaw_at);
-    client.thaw(&mut guard, SECOND).await.unwrap();
+    assert!(client.thaw(&mut guard, SECOND).await.unwrap());
     assert_eq!(guard.thaw_at(), None);
-    client.thaw(&mut guard, SECOND).await.unwrap();
+    assert!(!client.thaw(&mut guard, SECOND).await.unwrap());
     let mut seen = names(client, agent).await;
     seen.retain(|name| name != "fsfreeze-status");
     assert_eq!(seen, ["sync-delimited", "fsfreeze-freeze", "fsfreeze-thaw"]);

@@ -90,17 +90,13 @@ async fn endless_sentinels_are_no_synchronisation() {
 #[tokio::test]
 async fn a_long_output_is_refused_and_the_stream_recovers() {
     let (mut client, _agent) = answering(|name, _| match name {
-        "guest-exec" => result("{\"pid\": 7}"),
         "guest-exec-status" => result(&format!(
             "{{\"exited\": true, \"exitcode\": 0, \"out-data\": \"{}\"}}",
             "A".repeat(MAX_EXEC_REPLY)
         )),
         _ => Reaction::Honest,
     });
-    let error = client
-        .exec(&Exec::new("cat", ["/dev/zero"]), 60 * SECOND)
-        .await
-        .unwrap_err();
+    let error = client.exec_status(7, 60 * SECOND).await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -136,7 +132,7 @@ async fn ask_everything(client: &mut GuestAgent<DuplexStream>) {
     for query in queries {
         let _ = client.query(query, SECOND).await;
     }
-    let _ = client.exec(&Exec::new("true", [""; 0]), SECOND).await;
+    let _ = client.exec_start(&Exec::new("true", [""; 0]), SECOND).await;
     let _ = client.exec_status(1, SECOND).await;
     let _ = client.ssh_authorized_keys("root", SECOND).await;
     let _ = client.ping(SECOND).await;

@@ -31,7 +31,7 @@ pub(in crate::monitor) struct Frozen {
 #[derive(Debug, Clone, Default)]
 pub(super) struct AgentView {
     pub(super) connected: bool,
-    /// When file systems are thawed that are frozen.
+    /// When the monitor thaws file systems that are frozen.
     pub(super) thaw_at: Option<Instant>,
     pub(super) answers: Answers,
 }
@@ -90,9 +90,7 @@ impl From<AgentError> for VmError {
                 fault: Fault::TooLong(_),
             } => VmError::limit_reached("the output is longer than 3 MiB, and lost"),
             AgentError::CommandNotFound { .. } | AgentError::Agent { .. } => VmError::wrong_state(text),
-            AgentError::Unresponsive { .. }
-            | AgentError::Timeout { .. }
-            | AgentError::StillRunning { .. } => VmError::timed_out(text),
+            AgentError::Unresponsive { .. } | AgentError::Timeout { .. } => VmError::timed_out(text),
             AgentError::Disconnected(_) | AgentError::Protocol { .. } => VmError::unavailable(text),
         }
     }

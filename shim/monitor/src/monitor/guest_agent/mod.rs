@@ -121,7 +121,7 @@ impl AgentActor {
         }
     }
 
-    /// Errors if there is nobody to ask.
+    /// Fails if no agent is connected or the VM is paused.
     fn check(&self) -> Result<(), VmError> {
         if !self.poller.is_connected() {
             return Err(not_connected());
@@ -168,11 +168,9 @@ impl AgentActor {
     }
 
     async fn thaw_in_time(&mut self) {
-        match self.agent.thaw(&mut self.guard, limit::THAW).await {
-            Ok(()) => {
-                warn!("the time of a freeze is over: the guest's file systems are thawed");
-                self.thawed();
-            }
+        match self.thaw().await {
+            Ok(true) => warn!("nobody has thawed the guest's file systems in time: they are thawed now"),
+            Ok(false) => {}
             Err(error) => warn!(%error, "the guest's file systems are not thawed"),
         }
     }
@@ -221,9 +219,8 @@ impl AgentActor {
     }
 
     async fn freeze(&mut self, timeout: Duration) -> Result<Frozen, VmError> {
-        let already = self.agent.fsfreeze_status(limit::QUERY).await? == FsFreezeStatus::Frozen;
-        let frozen = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
-        frozen.await?;
+        let freeze = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
+        let already = !freeze.await?;
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
         Ok(Frozen {
             already,
@@ -233,10 +230,9 @@ impl AgentActor {
 
     /// Returns false if they were thawed already.
     async fn thaw(&mut self) -> Result<bool, VmError> {
-        let status = self.agent.fsfreeze_status(limit::QUERY).await;
-        self.agent.thaw(&mut self.guard, limit::THAW).await?;
+        let was_frozen = self.agent.thaw(&mut self.guard, limit::THAW).await?;
         self.thawed();
-        Ok(!matches!(status, Ok(FsFreezeStatus::Thawed)))
+        Ok(was_frozen)
     }
 
     fn thawed(&mut self) {
