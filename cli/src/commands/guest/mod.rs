@@ -13,7 +13,7 @@ use crate::vm_ref::VmRef;
 
 /// Ask the guest agent of a VM
 ///
-/// The guest needs a running QEMU guest agent, which Debian, Fedora and others have as the package qemu-guest-agent.
+/// The guest needs a running QEMU guest agent: in Debian the package qemu-guest-agent.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
