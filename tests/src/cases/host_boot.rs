@@ -221,10 +221,11 @@ fn run_again(ctx: &TestContext, vms: u32) -> Result<()> {
     )?;
     expect_contains(&why, &["spec.runStrategy", "Sometimes"])?;
     let running = sh(ctx, &format!("pgrep -f '^{FOLDER}/|^husk-vmm' -a || true"))?;
-    let running = running.lines().count();
+    let count = running.lines().count();
+    // A monitor and a VMM each.
     ensure!(
-        running <= 2 * usize::try_from(vms)?,
-        "{running} processes for {vms} VMs"
+        count == 2 * usize::try_from(vms)?,
+        "{count} processes for {vms} VMs:\n{running}"
     );
     let console = console(ctx)?;
     console.send("\n")?;
