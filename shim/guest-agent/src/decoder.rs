@@ -17,7 +17,7 @@ pub(crate) struct LineDecoder {
     budget: usize,
 }
 
-/// What the decoder does with the next byte.
+/// State of the decoder.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Skips everything up to the sentinel. A line after it that is too long is skipped as well.
@@ -61,7 +61,7 @@ impl LineDecoder {
             *input = &input[used..];
             self.append(part)?;
             match ended_by {
-                // The agent's parser has started anew, so what came before belongs to no reply.
+                // The agent's parser starts a new value here, so the bytes before belong to no reply.
                 Some(SENTINEL) => {
                     self.line.clear();
                     if self.mode == Mode::Hunting {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     proptest! {
-        /// Where the stream is split changes nothing, and no input takes more memory than the limit allows.
+        /// The parts in which bytes arrive do not matter, and no input takes more memory than the limit allows.
         #[test]
         fn splits_do_not_matter(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(SENTINEL), any::<u8>()], 0..300),

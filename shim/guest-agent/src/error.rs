@@ -31,7 +31,7 @@ pub enum AgentError {
     /// The stream has ended. Every later command fails in the same way.
     #[error("the connection to the guest agent is closed")]
     Disconnected(#[source] Option<io::Error>),
-    /// What arrived is not a reply to the command.
+    /// The bytes that arrived are no reply to the command.
     #[error("the guest agent's reply to {command} is invalid: {fault}")]
     Protocol { command: &'static str, fault: Fault },
 }
@@ -56,7 +56,7 @@ impl AgentError {
     }
 }
 
-/// What is wrong with a reply.
+/// Reason why a reply is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// A line is longer than this number of bytes.

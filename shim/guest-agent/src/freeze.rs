@@ -39,7 +39,7 @@ impl FreezeGuard {
         self.thaw_at = None;
     }
 
-    /// A thaw succeeded, or the status is thawed, or the guest has started anew.
+    /// A thaw succeeded, or the status is thawed, or the guest has rebooted.
     pub fn thawed(&mut self) {
         self.thaw_at = None;
     }

@@ -12,7 +12,7 @@ pub const FREEZE: Duration = Duration::from_secs(60);
 /// `guest-fsfreeze-thaw` runs the hooks of the guest.
 pub const THAW: Duration = Duration::from_secs(10);
 
-/// How long an error of `guest-shutdown` is waited for: the agent waits for the command that it runs.
+/// Time to wait for an error of `guest-shutdown`. The agent reports one after the program that it runs has ended.
 pub const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Commands that change accounts or the time run programs in the guest.

@@ -34,8 +34,8 @@ const MAX_SYNC_REPLY: usize = 256;
 /// Blank lines and unfinished ones that may come before a reply, in bytes.
 const MAX_NOISE: usize = 64 << 10;
 
-/// What is skipped in search of the sentinel, in bytes. The late reply to a command that timed out may be 44 MiB long:
-/// both outputs of a process, in base64.
+/// Maximum number of bytes to skip in search of the sentinel. The late reply to a command that timed out may be 44 MiB
+/// long: both outputs of a process, in base64.
 const MAX_SKIPPED: usize = 64 << 20;
 
 /// Replies to other synchronisations that are read before one is given up. An agent that was not running finds those of
@@ -168,8 +168,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
         Ok(())
     }
 
-    /// What is sent while the agent does not have its port open may be lost, so this sends again from time to time.
-    /// Only the last id counts: the agent answers in order, so no reply to an earlier one can follow.
+    /// The guest may lose a request that arrives while no agent has the port open, so this repeats the request. Only the
+    /// last id counts: the agent answers in order, so no reply to an earlier one can follow.
     async fn synchronise(&mut self, call: Call) -> Result<(), AgentError> {
         #[derive(Serialize)]
         struct Sync {

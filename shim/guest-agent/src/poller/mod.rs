@@ -161,7 +161,7 @@ impl Poller {
         self.connected && !self.paused
     }
 
-    /// Whether the agent is connected.
+    /// True while the agent is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connected

@@ -11,7 +11,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the scripted agent does with a request.
+/// Reaction of the scripted agent to a request.
 enum Reaction {
     /// Sends these bytes.
     Send(Vec<u8>),
@@ -29,7 +29,7 @@ fn silence() -> Reaction {
     Reaction::Send(Vec::new())
 }
 
-/// What a real agent sends as the reply to a synchronisation: an error for the sentinel of the request comes first.
+/// Reply of a real agent to a synchronisation: an error for the sentinel of the request comes first.
 fn synced(request: &Value) -> Vec<u8> {
     let mut reply =
         br#"{"error": {"class": "GenericError", "desc": "JSON parse error, stray '\uFFFD'"}}"#.to_vec();
