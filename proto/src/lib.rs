@@ -5,6 +5,7 @@
 mod disk_fault;
 mod empty_drive;
 pub mod fds;
+pub mod services;
 
 /// The API of a VM's monitor.
 pub mod shim {

@@ -33,7 +33,6 @@ mod pending_vm;
 mod power;
 mod resize_watch;
 mod service;
-mod services;
 mod start;
 mod status;
 mod status_stream;

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::services::either;
 use husk_proto::shim::v1::guest_server::GuestServer;
 use husk_proto::shim::v1::pod_server::PodServer;
 use husk_vmi::VmPlan;
@@ -22,7 +23,6 @@ use super::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
-use super::services::either;
 use super::status::StatusPublisher;
 use super::vm::VmActor;
 use super::{listener, stdio};

@@ -10,7 +10,7 @@ use tower::service_fn;
 
 /// One service of two: the second has the requests to its name, the first all others. tonic's own router would add an
 /// HTTP framework to every monitor.
-pub(super) fn either<A, B>(
+pub fn either<A, B>(
     first: A,
     second: B,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
