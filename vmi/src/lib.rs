@@ -27,11 +27,11 @@ mod validate;
 pub use field::{CauseReason, FieldError, Note};
 pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Metadata, Vmi, load};
 pub use plan::{
-    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId,
-    FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile, KernelOverride, LiveUpdate, Memory,
-    NewVolume, NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol, PlugError, PlugPlan,
-    PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout, Topology, VmPlan, VolumeImage, plan,
-    volume_images,
+    AgentCredential, BlockSize, BootPlan, CacheMode, Controller, CredentialsPlan, DeviceType, DiskPlan,
+    DiskSource, ErrorPolicy, FileId, FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile,
+    KernelOverride, LiveUpdate, Memory, NewVolume, NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort,
+    NicProtocol, PlugError, PlugPlan, PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout,
+    Topology, VmPlan, VolumeImage, credential_volume, is_credential_volume, plan, volume_images,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use validate::{notes, validate};

@@ -312,11 +312,6 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         ),
         ("architecture", json!("arm64"), "architecture"),
         (
-            "accessCredentials",
-            json!([{"sshPublicKey": {}}]),
-            "accessCredentials",
-        ),
-        (
             "volumes/0",
             json!({"name": "root", "sysprep": {"configMap": {"name": "a"}}}),
             "volumes[0].sysprep",

@@ -259,10 +259,11 @@ fn plans(
     }
 }
 
-/// True if a VM has a volume of that name, or boots a kernel from it.
+/// True if a VM has a volume or access credentials of that name, or boots a kernel from it.
 fn accepts_volume(vmi: &Vmi, name: &str) -> bool {
     let kernel_boot = vmi.spec.domain.firmware.kernel_boot.as_ref();
     vmi.spec.volume(name).is_some()
+        || husk_vmi::is_credential_volume(vmi, name)
         || (name == KERNEL_VOLUME && kernel_boot.is_some_and(|boot| boot.container.is_some()))
 }
 

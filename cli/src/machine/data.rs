@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use husk_images::Event;
 use husk_objects::{Key, Kind, Objects};
+use husk_vmi::credential_volume;
 use husk_vmi::objects::{ConfigMap, ObjectKind, Secret};
 use husk_vmi::types::Volume;
 use serde_json::Value;
@@ -88,6 +89,13 @@ impl Data {
             if !seed.is_empty() {
                 data.seed_files.insert(volume.name.clone(), seed);
             }
+        }
+        for credential in &vm.vmi.spec.access_credentials {
+            let name = credential.secret();
+            let volume = credential_volume(name);
+            let directory = files.write(&volume, bytes(provider.secret(name)?));
+            let directory = directory.map_err(|error| DataError::new("CrashLoopBackOff", chain(&error)))?;
+            data.volumes.insert(volume, directory);
         }
         let images = provider.images(&data.volumes, report)?;
         data.volumes.extend(images);

@@ -6,7 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use husk_vmi::types::Volume;
 use husk_vmi::{
-    CauseReason, DiskSource, FieldError, KERNEL_VOLUME, Loaded, PodResources, VmPlan, Vmi, load, plan,
+    CauseReason, DiskSource, FieldError, KERNEL_VOLUME, Loaded, PodResources, VmPlan, Vmi, credential_volume,
+    load, plan,
 };
 use husk_volumes::PodMounts;
 use oci_spec::runtime::Spec;
@@ -196,6 +197,13 @@ impl Offer {
                 Err(error) => errors.push(error),
             }
         }
+        for (index, credential) in vmi.spec.access_credentials.iter().enumerate() {
+            let volume = credential_volume(credential.secret());
+            match self.mounts.get(&volume) {
+                Some(path) => drop(volumes.insert(volume, path.clone())),
+                None => errors.push(no_secret(index, credential.secret())),
+            }
+        }
         if volumes_of(vmi).any(|name| name == KERNEL_VOLUME) {
             match self.containers.get(KERNEL_VOLUME) {
                 Some(path) => drop(volumes.insert(KERNEL_VOLUME.into(), path.clone())),
@@ -351,6 +359,12 @@ fn required(field: &str, message: String) -> FieldError {
         message,
         field: field.to_owned(),
     }
+}
+
+fn no_secret(index: usize, secret: &str) -> FieldError {
+    let field = format!("spec.accessCredentials[{index}]");
+    let text = format!("{field}: the Secret {secret:?} is not mounted in this pod");
+    required(&field, text)
 }
 
 fn no_container(field: &str, volume: &str) -> FieldError {

@@ -17,6 +17,7 @@ mod overlay;
 mod passed_fd;
 mod path_handle;
 mod path_policy;
+mod public_keys;
 mod scratch;
 mod scsi_lun;
 mod sealed_memfd;
@@ -38,6 +39,7 @@ pub use oci::{ImageFile, decompress, unpack_image};
 pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;
 pub use path_policy::{PathPolicy, PodMounts};
+pub use public_keys::{passwords, public_keys};
 pub use scratch::ScratchDir;
 pub use sparse_writer::SparseWriter;
 
@@ -148,10 +150,12 @@ fn open_disk(
         DiskSource::CloudInit {
             layout,
             meta_data,
+            public_keys,
             user_data,
             network_data,
         } => {
-            let image = seed_iso::cloud_init(*layout, meta_data, user_data, network_data.as_ref())?;
+            let meta_data = public_keys::add_to(*layout, meta_data, public_keys)?;
+            let image = seed_iso::cloud_init(*layout, &meta_data, user_data, network_data.as_ref())?;
             return sealed(&image);
         }
         DiskSource::Files { dir, label } => return sealed(&seed_iso::files(label, dir.as_deref())?),

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::disk::{DiskPlan, ScsiController};
 use super::types::{PodResources, VmPlan};
-use super::{boot, disks, io_threads, machine, nics, volume_source};
+use super::{boot, credentials, disks, io_threads, machine, nics, volume_source};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::Feature;
@@ -40,6 +40,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
     };
     let mut disks = disks::plan(vmi, uuid, queues, resources, &mut errors);
     io_threads::assign(vmi, topology, &mut disks);
+    let credentials = credentials::plan(vmi, resources, &mut errors);
     let boot = boot::plan(vmi, &disks, resources, &mut errors, &mut notes);
     if !errors.is_empty() {
         return Err(errors);
@@ -65,6 +66,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         acpi: domain.features.acpi.as_ref().is_none_or(Feature::is_on),
         rtc_offset_seconds,
         grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
+        credentials,
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
         notes,
     })

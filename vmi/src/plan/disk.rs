@@ -283,6 +283,9 @@ pub enum DiskSource {
         layout: SeedLayout,
         /// Metadata of the instance, JSON.
         meta_data: String,
+        /// Directories of Secrets, each with a file for each key: public keys to add to the metadata.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        public_keys: Vec<PathBuf>,
         /// User data; the file always exists, but may be empty.
         user_data: SeedData,
         /// Network configuration; without it there is no such file.

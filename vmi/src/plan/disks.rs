@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
+use super::credentials::is_credential_volume;
 use super::disk::{
     BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatPolicy,
     ScsiAddress, target_name,
@@ -44,7 +45,7 @@ pub(super) fn plan(
     errors: &mut Vec<FieldError>,
 ) -> Vec<DiskPlan> {
     for name in resources.volumes.keys() {
-        if name != KERNEL_VOLUME && vmi.spec.volume(name).is_none() {
+        if name != KERNEL_VOLUME && vmi.spec.volume(name).is_none() && !is_credential_volume(vmi, name) {
             let text = format!("--volume names '{name}', but there is no such volume");
             errors.push(FieldError::not_found(vmi.at("volumes"), text));
         }

@@ -3,6 +3,7 @@
 mod boot;
 mod build;
 mod bytes_as_text;
+mod credentials;
 mod disk;
 pub(crate) mod disks;
 mod hotplug;
@@ -17,6 +18,7 @@ mod types;
 pub(crate) mod volume_source;
 
 pub use build::plan;
+pub use credentials::{AgentCredential, CredentialsPlan, credential_volume, is_credential_volume};
 pub use disk::{
     BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId, FormatPolicy,
     ScsiAddress, ScsiController, SeedData, SeedLayout,

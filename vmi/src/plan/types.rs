@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::credentials::CredentialsPlan;
 use super::disk::{DiskPlan, ScsiController};
 use super::nic::NicPlan;
 use crate::field::Note;
@@ -14,8 +15,8 @@ use crate::field::Note;
 #[derive(Clone, Debug, Default)]
 pub struct PodResources {
     /// Path of the data by volume name: an image file, a block device or a directory; for a containerDisk also an
-    /// archive; for configMap, secret, downwardAPI, serviceAccount, Secrets of cloud-init and `kernel-boot-volume`
-    /// a directory.
+    /// archive; for configMap, secret, downwardAPI, serviceAccount, Secrets of cloud-init, `kernel-boot-volume` and
+    /// Secrets of access credentials ([`credential_volume`](super::credential_volume)) a directory.
     pub volumes: BTreeMap<String, PathBuf>,
     /// Files of cloud-init's Secrets by volume name, instead of a directory in `volumes`: the Secret's key and the path
     /// of its value.
@@ -88,6 +89,9 @@ pub struct VmPlan {
     pub grace_period_seconds: u64,
     /// Start paused.
     pub start_paused: bool,
+    /// Access credentials.
+    #[serde(skip_serializing_if = "CredentialsPlan::is_empty", default)]
+    pub credentials: CredentialsPlan,
     /// Notes about ignored or differently implemented fields.
     pub notes: Vec<Note>,
 }

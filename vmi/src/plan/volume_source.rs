@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::credentials;
 use super::disk::{DiskSource, SeedData, SeedLayout};
 use super::types::PodResources;
 use crate::field::FieldError;
@@ -221,8 +222,22 @@ impl VolumeContext<'_> {
         Ok(DiskSource::CloudInit {
             layout,
             meta_data: self.meta_data(layout),
+            public_keys: self.public_keys(layout),
             user_data: user_data.unwrap_or(SeedData::Inline(Vec::new())),
             network_data,
+        })
+    }
+
+    fn public_keys(&self, layout: SeedLayout) -> Vec<PathBuf> {
+        credentials::public_keys(self.vmi, self.resources, |credential| {
+            let method = credential
+                .ssh_public_key
+                .as_ref()
+                .map(|key| &key.propagation_method);
+            method.is_some_and(|method| match layout {
+                SeedLayout::NoCloud => method.no_cloud.is_some(),
+                SeedLayout::ConfigDrive => method.config_drive.is_some(),
+            })
         })
     }
 

@@ -5,6 +5,7 @@
 //! a reason.
 
 mod check;
+mod credentials;
 mod devices;
 mod field_type;
 mod instancetype;

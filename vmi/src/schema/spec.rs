@@ -4,7 +4,9 @@ use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Qu
 use super::field_type::{COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, noted, pod, refused};
 use super::instancetype::MATCHER;
 use super::objects::DATA_VOLUME_TEMPLATE;
-use super::{devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME};
+use super::{
+    credentials::ACCESS_CREDENTIAL, devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME,
+};
 
 const CLUSTER: &str = "is ignored: it only concerns the cluster";
 const PROBE_NOTE: &str = "is ignored: only the node agent of a cluster runs probes";
@@ -31,11 +33,7 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     honoured("networks", List(&NETWORK)),
     noted("dnsPolicy", Str, POD_DNS),
     noted("dnsConfig", Object(DNS), POD_DNS),
-    refused(
-        "accessCredentials",
-        List(&Open(&[])),
-        "access credentials are not supported yet; put keys and passwords into cloudInitNoCloud.userData",
-    ),
+    honoured("accessCredentials", List(&ACCESS_CREDENTIAL)),
     honoured("architecture", Str),
     refused(
         "resourceClaims",

@@ -25,10 +25,15 @@ macro_rules! manifest {
 }
 
 mod common;
+mod credentials;
 mod instancetype;
 mod network;
 
 pub use common::{Empty, Named};
+pub use credentials::{
+    AccessCredential, CredentialSecret, CredentialSource, PasswordPropagation, SshPropagation, SshPublicKey,
+    SshUsers, UserPassword,
+};
 pub use instancetype::{
     ClockPreferences, CpuInstancetype, CpuPreferences, CpuRequirement, FirmwarePreferences, InstancetypeSpec,
     IoThreads, MachinePreferences, MemoryInstancetype, MemoryRequirement, PreferenceRequirements,
@@ -52,6 +57,7 @@ manifest! {
         architecture: Option<String>,
         liveness_probe: Option<Probe>,
         readiness_probe: Option<Probe>,
+        access_credentials: Vec<AccessCredential>,
     }
 
     /// `spec.domain`

@@ -4,6 +4,7 @@
 //! cluster, and "volume not found" for a volume without a disk, which gets a disk instead.
 
 mod cpu_memory;
+mod credentials;
 mod disks;
 mod dns;
 mod interfaces;
@@ -37,6 +38,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     interfaces::check(vmi, &mut errors);
     machine::check(vmi, &mut errors);
     dns::check(vmi, &mut errors);
+    credentials::check(vmi, &mut errors);
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
     for limit in check_limits(vmi) {

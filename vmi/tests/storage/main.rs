@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod credentials;
 mod disks;
 mod hotplug;
 mod volumes;

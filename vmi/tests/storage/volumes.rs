@@ -158,6 +158,7 @@ fn a_seed_has_the_instances_id_and_name() {
             meta_data,
             user_data,
             network_data,
+            ..
         } = source
         else {
             panic!("{source:?}")

@@ -80,7 +80,7 @@ struct Service {
 struct Prepared {
     plan: VmPlan,
     metadata: Value,
-    /// Removed once the VM runs.
+    /// Removed once the VM runs, unless it has access credentials.
     files: ObjectFiles,
 }
 
@@ -175,6 +175,8 @@ impl Service {
             Err(PrepareError::Data(error)) => return Ok(Life::NotStarted(error)),
         };
         let grace = Duration::from_secs(plan.grace_period_seconds);
+        // The guest's agent propagates them while the VM runs.
+        let by_agent = !plan.credentials.by_agent.is_empty();
         let name = (self.name.namespace.as_str(), self.name.name.as_str());
         let environment = VmEnvironment::of_caller(None);
         let built = EmbeddedVm::build(&self.runtime, name, plan, &metadata, environment).await;
@@ -185,7 +187,7 @@ impl Service {
             Err(error) => return Ok(self.unless_stopped(Life::NotStarted(not_started(&error)))),
         };
         let booted = embedded.boot().await;
-        drop(files);
+        let _kept = by_agent.then_some(files);
         let status = embedded.vm.status();
         if let Err(error) = booted {
             final_status(status).await;

@@ -260,6 +260,7 @@ fn seed(layout: SeedLayout, user_data: SeedData, network_data: Option<SeedData>)
     disk(DiskSource::CloudInit {
         layout,
         meta_data: "{}".into(),
+        public_keys: Vec::new(),
         user_data,
         network_data,
     })

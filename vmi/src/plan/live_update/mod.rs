@@ -1,8 +1,9 @@
 //! Changes of a VMI that can be applied to a running VM, and those that require a restart.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::build::plan;
+use super::credentials::{by_agent, credential_volume};
 use super::disk::{DiskPlan, DiskSource, SeedData};
 use super::disks::{block_size, cache, effective_disks, error_policy};
 use super::hotplug::NewVolume;
@@ -98,6 +99,18 @@ impl VmPlan {
                 );
             }
         }
+        let list = vmi.at("accessCredentials");
+        let secrets = |vmi: &Vmi| -> BTreeSet<String> {
+            let credentials = vmi.spec.access_credentials.iter();
+            credentials
+                .map(|credential| credential.secret().to_owned())
+                .collect()
+        };
+        let same = secrets(vmi).iter().eq(self.credentials.secrets.keys());
+        if !same || !by_agent(vmi).eq(self.credentials.by_agent.iter().cloned()) {
+            let text = "the access credentials cannot be changed while the VM runs: restart the VM";
+            changes.add(&list, text.to_owned());
+        }
         changes.end()?;
         let wanted = plan(&kept, &self.resources(&kept))?;
         let mut changes = Changes::new(vmi);
@@ -123,6 +136,9 @@ impl VmPlan {
             uuid: self.uuid,
             ..PodResources::default()
         };
+        for (secret, dir) in &self.credentials.secrets {
+            resources.volumes.insert(credential_volume(secret), dir.clone());
+        }
         for disk in &self.disks {
             let secret = |data: &SeedData| match data {
                 SeedData::Secret(dir) => Some(dir.clone()),

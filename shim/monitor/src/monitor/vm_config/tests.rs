@@ -59,6 +59,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         acpi: true,
         rtc_offset_seconds: 0,
         grace_period_seconds: 30,
+        credentials: husk_vmi::CredentialsPlan::default(),
         start_paused: false,
         nics: Vec::new(),
         hostname: "vm".into(),
