@@ -30,3 +30,4 @@ pub use types::{
     AgentInfo, CommandInfo, DiskAddress, Exec, ExecOutput, ExecStatus, FileSystem, FsFreezeStatus, IpAddress,
     IpAddressType, LoadAverage, NetworkInterface, OsInfo, PciAddress, ShutdownMode, System, TimeZone, User,
 };
+pub use visible::visible;

@@ -13,8 +13,9 @@ pub(crate) fn cut(text: &str, limit: usize) -> &str {
 }
 
 /// Makes a guest's text fit for a log or terminal: control and other invisible characters are escaped, and what is
-/// longer than [`MAX_MESSAGE`] ends in `…`.
-pub(crate) fn visible(text: &str) -> String {
+/// longer than 512 bytes ends in `…`.
+#[must_use]
+pub fn visible(text: &str) -> String {
     let kept = cut(text, MAX_MESSAGE);
     let mut shown = String::with_capacity(kept.len());
     for character in kept.chars() {

@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args, part: Part) -> Result<(), Failure> {
 }
 
 /// With the names of KubeVirt's `VirtualMachineInstanceGuestAgentInfo`.
-fn all(info: &GuestInfoResponse) -> Value {
+pub(in crate::commands) fn all(info: &GuestInfoResponse) -> Value {
     let os = info.os.clone().unwrap_or_default();
     let agent = info.agent.clone().unwrap_or_default();
     json!({
@@ -236,6 +236,7 @@ mod tests {
             agent: Some(GuestAgentInfo {
                 version: "9.2".into(),
                 missing_commands: vec!["guest-ping".into()],
+                commands: Vec::new(),
             }),
             os: Some(GuestOs {
                 pretty_name: "Debian\u{1b}[2J".into(),

@@ -6,6 +6,7 @@ use husk_proto::shim::v1::Status as VmStatus;
 use husk_vmi::VmPlan;
 use tokio::sync::{oneshot, watch};
 
+use super::guest_agent::AgentHandle;
 use super::handle::VmHandle;
 use super::pending_vm::PendingVm;
 use super::supervisor::{Supervisor, remove_dir};
@@ -33,6 +34,8 @@ pub enum EmbeddedVmError {
 pub struct EmbeddedVm {
     /// The handle to the VM.
     pub vm: VmHandle,
+    /// The handle to the guest's agent.
+    pub agent: AgentHandle,
     /// Its serial console, if it has one.
     pub console: Option<Console>,
     /// The VMM's process id.
@@ -83,6 +86,7 @@ impl EmbeddedVm {
             }
         };
         let (vm, console) = (supervisor.handle.clone(), supervisor.console.clone());
+        let agent = supervisor.agent_handle.clone();
         let (built, is_built) = oneshot::channel();
         let (boot, may_boot) = oneshot::channel();
         let (report, reported) = oneshot::channel();
@@ -103,6 +107,7 @@ impl EmbeddedVm {
         };
         Ok(EmbeddedVm {
             vm,
+            agent,
             console,
             pid,
             start: Some((boot, reported)),

@@ -57,6 +57,7 @@ use crate::state::{RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
 pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
+pub use guest_agent::AgentHandle;
 pub use handle::VmHandle;
 pub use pending_vm::{PendingCall, PendingVm, StartRequest, VmiIdentity};
 use supervisor::{Supervisor, remove_dir};

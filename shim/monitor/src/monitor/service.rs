@@ -21,6 +21,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::console_session::SessionStream;
 use super::disks;
+use super::guest_agent::AgentHandle;
 use super::handle::VmHandle;
 use super::interfaces;
 use super::metrics::metrics;
@@ -45,6 +46,7 @@ pub(super) struct ServiceParts {
     pub(super) interfaces: interfaces::InterfacesHandle,
     pub(super) descriptors: FdReceiver,
     pub(super) console: Option<Console>,
+    pub(super) agent: AgentHandle,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,7 @@ pub(super) struct Service {
     interfaces: interfaces::InterfacesHandle,
     files: VolumeFiles,
     console: Option<Console>,
+    agent: AgentHandle,
     sync: VmiSync,
 }
 
@@ -87,6 +90,7 @@ impl Service {
             interfaces,
             descriptors,
             console,
+            agent,
         } = parts;
         let files = VolumeFiles::new(descriptors);
         let sync = VmiSync::new(
@@ -104,6 +108,7 @@ impl Service {
             interfaces,
             files,
             console,
+            agent,
             sync,
         }
     }
@@ -253,6 +258,7 @@ impl Pod for Service {
             status: self.vm.status(),
             disks: self.disks.watch(),
             interfaces: self.interfaces.clone(),
+            guest: self.agent.watch(),
             vm: self.vm.clone(),
         };
         let seconds = request.into_inner().metrics_seconds;

@@ -1,8 +1,8 @@
-//! The stream of a VM's status, with its disks and interfaces.
+//! The stream of a VM's status, with its disks and interfaces and what the guest's agent tells.
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::{Disk, Metrics, Phase, Status as VmStatus};
+use husk_proto::shim::v1::{Disk, GuestState, Metrics, Phase, Status as VmStatus};
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -23,6 +23,7 @@ pub(super) struct StatusSources {
     pub(super) status: watch::Receiver<VmStatus>,
     pub(super) disks: watch::Receiver<Vec<Disk>>,
     pub(super) interfaces: InterfacesHandle,
+    pub(super) guest: watch::Receiver<GuestState>,
     pub(super) vm: VmHandle,
 }
 
@@ -56,6 +57,7 @@ pub(super) fn watch_status(
             if !is_final(&status) {
                 status.disks = sources.disks.borrow_and_update().clone();
                 status.interfaces = interfaces.borrow_and_update().clone();
+                status.guest = Some(sources.guest.borrow_and_update().clone());
                 status.metrics = metrics.take();
             }
             if sender.send(Ok(status)).await.is_err() {
@@ -67,6 +69,7 @@ pub(super) fn watch_status(
                 },
                 true = changed(&mut sources.disks) => {}
                 true = changed(&mut interfaces) => {}
+                true = changed(&mut sources.guest) => {}
                 () = tick(&mut ticks) => metrics = sources.metrics().await,
                 () = sender.closed() => return,
             }

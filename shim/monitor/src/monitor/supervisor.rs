@@ -8,7 +8,7 @@ use std::time::Duration;
 use husk_proto::services::either;
 use husk_proto::shim::v1::guest_server::GuestServer;
 use husk_proto::shim::v1::pod_server::PodServer;
-use husk_vmi::VmPlan;
+use husk_vmi::{CredentialsPlan, VmPlan};
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -18,14 +18,14 @@ use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
 use super::final_status::FinalStatus;
-use super::guest_agent::{AgentActor, GuestService};
+use super::guest_agent::{AgentActor, AgentHandle, GuestService};
 use super::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
 use super::status::StatusPublisher;
 use super::vm::VmActor;
-use super::{listener, stdio};
+use super::{guest_agent, listener, stdio};
 use crate::console::Console;
 use crate::launch::StartMode;
 use crate::state::{ClaimedDir, VmDir};
@@ -46,8 +46,10 @@ pub(super) struct Supervisor {
     /// The guest's ends of its ports.
     ports: Vec<GuestPort>,
     agent: AgentActor,
+    credentials: CredentialsPlan,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
+    pub(super) agent_handle: AgentHandle,
     pub(super) console: Option<Console>,
 }
 
@@ -77,7 +79,7 @@ impl Supervisor {
         let incoming = listener::serve_calls(dir.path())?;
         let descriptors = listener::serve_descriptors(dir.path())?;
 
-        let plan = Arc::new(plan);
+        let (plan, credentials) = (Arc::new(plan.clone()), plan.credentials);
         let publisher = StatusPublisher::new();
         let (running, vmm) = watch::channel(None);
         let environment = Arc::new(environment);
@@ -93,7 +95,11 @@ impl Supervisor {
             plugging.clone(),
             interfaces.clone(),
         );
-        let (agent, agent_handle) = AgentActor::new(channel, publisher.subscribe());
+        let (agent, agent_handle) = AgentActor::new(
+            channel,
+            publisher.subscribe(),
+            guest_agent::needs(&plan.credentials),
+        );
         let handle = VmHandle::new(handle, vmm, publisher.subscribe());
         let service = Service::new(ServiceParts {
             plan,
@@ -103,9 +109,10 @@ impl Supervisor {
             interfaces: interfaces.clone(),
             descriptors,
             console: console.clone(),
+            agent: agent_handle.clone(),
         });
         let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
-        let guest_service = GuestServer::new(GuestService::new(agent_handle));
+        let guest_service = GuestServer::new(GuestService::new(agent_handle.clone()));
         let (finish, finished) = oneshot::channel::<()>();
         let services = either(service, guest_service);
         let server = Server::builder().serve_with_incoming_shutdown(services, incoming, async {
@@ -118,12 +125,14 @@ impl Supervisor {
             guest: guest.map(Into::into),
             ports: vec![agent_port],
             agent,
+            credentials,
             status_server: StatusServer {
                 publisher,
                 finish,
                 server: tokio::spawn(server),
             },
             handle,
+            agent_handle,
             console,
         })
     }
@@ -132,6 +141,7 @@ impl Supervisor {
     pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
         // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
+        tokio::spawn(guest_agent::propagate(self.credentials, self.agent_handle));
         tokio::spawn(self.agent.run());
         let final_status = tokio::select! {
             final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use husk_guest_agent::{AgentError, Answers, Exec, ExecOutput, Fault};
-use husk_proto::shim::v1::GuestInfoResponse;
+use husk_proto::shim::v1::{CredentialsState, GuestInfoResponse, GuestState};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -16,6 +16,20 @@ pub(super) enum AgentCommand {
     Exec(Exec, Reply<ExecOutput>),
     Freeze(Duration, Reply<Frozen>),
     Thaw(Reply<bool>),
+    Ping(Reply<()>),
+    /// These replace all public keys of the user.
+    SetKeys {
+        user: String,
+        keys: Vec<String>,
+        reply: Reply<()>,
+    },
+    /// What became of the access credentials.
+    Synchronized(CredentialsState),
+    SetPassword {
+        user: String,
+        password: Vec<u8>,
+        reply: Reply<()>,
+    },
 }
 
 /// A freeze that succeeded.
@@ -36,16 +50,26 @@ pub(super) struct AgentView {
     pub(super) answers: Answers,
 }
 
-/// A handle to the actor.
+/// A handle to the guest's agent.
 #[derive(Debug, Clone)]
-pub(in crate::monitor) struct AgentHandle {
+pub struct AgentHandle {
     mailbox: mpsc::Sender<AgentCommand>,
     view: watch::Receiver<AgentView>,
+    state: watch::Receiver<GuestState>,
 }
 
 impl AgentHandle {
-    pub(super) fn new(mailbox: mpsc::Sender<AgentCommand>, view: watch::Receiver<AgentView>) -> AgentHandle {
-        AgentHandle { mailbox, view }
+    pub(super) fn new(
+        mailbox: mpsc::Sender<AgentCommand>,
+        view: watch::Receiver<AgentView>,
+        state: watch::Receiver<GuestState>,
+    ) -> AgentHandle {
+        AgentHandle { mailbox, view, state }
+    }
+
+    /// Watches what a VMI's status shows.
+    pub(in crate::monitor) fn watch(&self) -> watch::Receiver<GuestState> {
+        self.state.clone()
     }
 
     /// What the agent has told last.
@@ -63,13 +87,79 @@ impl AgentHandle {
         done.map_err(late)?
     }
 
+    /// Publishes what became of the access credentials.
+    pub(in crate::monitor) async fn synchronized(&self, state: CredentialsState) {
+        let _ = self.mailbox.send(AgentCommand::Synchronized(state)).await;
+    }
+
     /// Freezes the guest's file systems, which are thawed after `timeout`.
     pub(in crate::monitor) async fn freeze(&self, timeout: Duration) -> Result<Frozen, VmError> {
         self.ask(|reply| AgentCommand::Freeze(timeout, reply)).await
     }
 
-    /// Thaws them. Returns false if they were thawed already.
-    pub(in crate::monitor) async fn thaw(&self) -> Result<bool, VmError> {
+    /// Asks the agent for a sign of life. Succeeds for a VM that was paused on purpose.
+    ///
+    /// # Errors
+    /// There is no agent, or it does not answer.
+    pub async fn ping(&self) -> Result<(), VmError> {
+        self.ask(AgentCommand::Ping).await
+    }
+
+    /// Runs a program in the guest for at most `limit`, and returns its exit status and standard output.
+    ///
+    /// # Errors
+    /// There is no agent, it refuses, or the program runs on.
+    pub async fn run(
+        &self,
+        program: String,
+        arguments: Vec<String>,
+        limit: Duration,
+    ) -> Result<(i32, Vec<u8>), VmError> {
+        let output = self.exec(Exec::new(program, arguments), limit).await?;
+        Ok((exit_status(&output)?, output.stdout))
+    }
+
+    /// Freezes the guest's file systems, which are thawed after `timeout`. Succeeds if they are frozen already.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses or does not do it in time.
+    pub async fn freeze_for(&self, timeout: Duration) -> Result<(), VmError> {
+        self.freeze(timeout).await.map(drop)
+    }
+
+    /// True if an agent has told its version since the guest has booted.
+    #[must_use]
+    pub fn has_answered(&self) -> bool {
+        self.view.borrow().answers.version.is_some()
+    }
+
+    /// Replaces the public keys with which a user of the guest can log in.
+    pub(in crate::monitor) async fn set_keys(&self, user: &str, keys: Vec<String>) -> Result<(), VmError> {
+        let user = user.to_owned();
+        self.ask(|reply| AgentCommand::SetKeys { user, keys, reply })
+            .await
+    }
+
+    /// Sets the password of a user of the guest.
+    pub(in crate::monitor) async fn set_password(
+        &self,
+        user: &str,
+        password: Vec<u8>,
+    ) -> Result<(), VmError> {
+        let user = user.to_owned();
+        self.ask(|reply| AgentCommand::SetPassword {
+            user,
+            password,
+            reply,
+        })
+        .await
+    }
+
+    /// Thaws the guest's file systems. Returns false if they were thawed already.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses or does not answer.
+    pub async fn thaw(&self) -> Result<bool, VmError> {
         self.ask(AgentCommand::Thaw).await
     }
 
@@ -79,6 +169,15 @@ impl AgentHandle {
         sent.map_err(|_| VmError::ended())?;
         answer.await.map_err(|_| VmError::ended())?
     }
+}
+
+/// The exit status of a program: 128 + N if signal N ended it.
+pub(super) fn exit_status(output: &ExecOutput) -> Result<i32, VmError> {
+    let signal = output.signal.map(|signal| signal.saturating_add(128));
+    let status = output.exit_code.or(signal);
+    let status =
+        status.ok_or_else(|| VmError::unavailable("the guest agent does not say how the command ended"))?;
+    Ok(i32::try_from(status).unwrap_or(i32::MAX))
 }
 
 impl From<AgentError> for VmError {

@@ -1,26 +1,34 @@
 //! The actor that talks to the guest's agent. It asks at KubeVirt's intervals, carries out commands one after the other,
 //! and thaws file systems that nobody else thaws in time.
 
+mod credentials;
 mod handle;
 mod processes;
+mod publisher;
 mod service;
 mod to_proto;
 
 use std::time::{Duration, Instant};
 
-use husk_guest_agent::{Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Poller, Query, limit};
-use husk_proto::shim::v1::Status as VmStatus;
+use husk_guest_agent::{
+    AgentError, Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Needs, Poller, Query, limit,
+};
+use husk_proto::shim::v1::{CredentialsState, Status as VmStatus};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 use tracing::{debug, warn};
 
 use super::guest_channel::GuestChannel;
+use super::status::PAUSED_IO_ERROR;
 use super::vm_error::VmError;
-use handle::{AgentCommand, AgentView, Frozen};
+use handle::{AgentCommand, AgentView, Frozen, Reply};
 use processes::Processes;
+use publisher::StatePublisher;
+use to_proto::state;
 
-pub(super) use handle::AgentHandle;
+pub(super) use credentials::{needs, propagate};
+pub use handle::AgentHandle;
 pub(super) use service::GuestService;
 
 /// The actor. It ends with the VM.
@@ -32,9 +40,13 @@ pub(super) struct AgentActor {
     poller: Poller,
     guard: FreezeGuard,
     processes: Processes,
+    /// What the VMI needs of the agent.
+    needs: Needs,
+    credentials: Option<CredentialsState>,
     reboots: u64,
     mailbox: mpsc::Receiver<AgentCommand>,
     view: watch::Sender<AgentView>,
+    state: StatePublisher,
 }
 
 /// What the actor does next.
@@ -45,9 +57,14 @@ enum Work {
 }
 
 impl AgentActor {
-    pub(super) fn new(channel: GuestChannel, status: watch::Receiver<VmStatus>) -> (AgentActor, AgentHandle) {
+    pub(super) fn new(
+        channel: GuestChannel,
+        status: watch::Receiver<VmStatus>,
+        needs: Needs,
+    ) -> (AgentActor, AgentHandle) {
         let (sender, mailbox) = mpsc::channel(16);
         let (view, shown) = watch::channel(AgentView::default());
+        let (state, published) = StatePublisher::new();
         let actor = AgentActor {
             open: channel.open,
             status,
@@ -55,11 +72,14 @@ impl AgentActor {
             poller: Poller::default(),
             guard: FreezeGuard::default(),
             processes: Processes::default(),
+            needs,
+            credentials: None,
             reboots: 0,
             mailbox,
             view,
+            state,
         };
-        (actor, AgentHandle::new(sender, shown))
+        (actor, AgentHandle::new(sender, shown, published))
     }
 
     /// Serves commands until the VM has ended.
@@ -67,6 +87,7 @@ impl AgentActor {
         let mut status_ended = false;
         loop {
             let wake = self.wake_at();
+            let wake = wake.into_iter().chain(self.state.wake_at()).min();
             tokio::select! {
                 changed = self.open.changed() => match changed {
                     Ok(()) => self.follow(),
@@ -132,6 +153,11 @@ impl AgentActor {
             )),
             false => Ok(()),
         }
+    }
+
+    fn is_paused_on_purpose(&self) -> bool {
+        let status = self.status.borrow();
+        status.paused && status.reason != PAUSED_IO_ERROR
     }
 
     fn wake_at(&self) -> Option<Instant> {
@@ -215,7 +241,47 @@ impl AgentActor {
                 };
                 let _ = reply.send(done);
             }
+            // KubeVirt's probes take a VM that was paused on purpose as healthy.
+            AgentCommand::Ping(reply) if self.is_paused_on_purpose() => drop(reply.send(Ok(()))),
+            AgentCommand::Ping(reply) => {
+                self.order(reply, async |agent| agent.ping(limit::QUERY).await)
+                    .await;
+            }
+            AgentCommand::SetKeys { user, keys, reply } => {
+                let set = async |agent: &mut GuestAgent<UnixStream>| {
+                    agent
+                        .ssh_add_authorized_keys(&user, &keys, true, limit::CHANGE)
+                        .await
+                };
+                self.order(reply, set).await;
+            }
+            AgentCommand::Synchronized(state) => self.credentials = Some(state),
+            AgentCommand::SetPassword {
+                user,
+                password,
+                reply,
+            } => {
+                let set = async |agent: &mut GuestAgent<UnixStream>| {
+                    agent
+                        .set_user_password(&user, &password, false, limit::CHANGE)
+                        .await
+                };
+                self.order(reply, set).await;
+            }
         }
+    }
+
+    /// Carries out a command of one request, if there is an agent.
+    async fn order(
+        &mut self,
+        reply: Reply<()>,
+        command: impl AsyncFnOnce(&mut GuestAgent<UnixStream>) -> Result<(), AgentError>,
+    ) {
+        let done = match self.check() {
+            Ok(()) => command(&mut self.agent).await.map_err(VmError::from),
+            Err(error) => Err(error),
+        };
+        let _ = reply.send(done);
     }
 
     async fn freeze(&mut self, timeout: Duration) -> Result<Frozen, VmError> {
@@ -246,10 +312,10 @@ impl AgentActor {
     }
 
     /// Publishes what changed.
-    fn show(&self) {
+    fn show(&mut self) {
         let (connected, thaw_at) = (self.poller.is_connected(), self.guard.thaw_at());
+        let answers: &Answers = self.poller.answers();
         self.view.send_if_modified(|view| {
-            let answers: &Answers = self.poller.answers();
             if view.connected == connected && view.thaw_at == thaw_at && view.answers == *answers {
                 return false;
             }
@@ -260,6 +326,9 @@ impl AgentActor {
             };
             true
         });
+        let mut new = state(connected, answers, self.needs);
+        new.credentials.clone_from(&self.credentials);
+        self.state.show(new, Instant::now());
     }
 }
 

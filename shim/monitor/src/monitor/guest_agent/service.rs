@@ -11,6 +11,7 @@ use husk_proto::shim::v1::{
 use tonic::{Request, Response, Status};
 
 use super::AgentHandle;
+use super::handle::exit_status;
 
 /// Maximum time of a command in the guest whose caller names none.
 const EXEC_WITHIN: Duration = Duration::from_secs(30);
@@ -44,12 +45,8 @@ impl Guest for GuestService {
             ..Exec::new(request.program, request.arguments)
         };
         let output = self.agent.exec(exec, limit).await?;
-        let signal = output.signal.map(|signal| signal.saturating_add(128));
-        let code = output.exit_code.or(signal);
-        let code =
-            code.ok_or_else(|| Status::unavailable("the guest agent does not say how the command ended"))?;
         Ok(Response::new(GuestExecResponse {
-            exit_code: i32::try_from(code).unwrap_or(i32::MAX),
+            exit_code: exit_status(&output)?,
             stdout: output.stdout,
             stderr: output.stderr,
         }))

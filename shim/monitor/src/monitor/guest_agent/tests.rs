@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use husk_guest_agent::Exec;
+use husk_proto::shim::v1::GuestState;
 use husk_proto::vmm::v1::event::PortOpened;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -10,8 +11,8 @@ use super::*;
 use crate::monitor::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
 
 /// An agent of a guest, which notes the commands that it gets.
-struct Guest {
-    agent: AgentHandle,
+pub(super) struct Guest {
+    pub(super) agent: AgentHandle,
     port: GuestPort,
     status: watch::Sender<VmStatus>,
     commands: Arc<Mutex<Vec<String>>>,
@@ -19,10 +20,10 @@ struct Guest {
 }
 
 impl Guest {
-    fn start() -> Guest {
+    pub(super) fn start() -> Guest {
         let (channel, mut port) = guest_channel(AGENT_PORT).unwrap();
         let (status, watched) = watch::channel(VmStatus::default());
-        let (actor, agent) = AgentActor::new(channel, watched);
+        let (actor, agent) = AgentActor::new(channel, watched, Needs::default());
         tokio::spawn(actor.run());
         // The test keeps the rest of the port.
         let (spare, _) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -41,14 +42,14 @@ impl Guest {
         guest
     }
 
-    fn open(&self, open: bool) {
+    pub(super) fn open(&self, open: bool) {
         self.port.open.handle_event(&PortOpened {
             name: AGENT_PORT.into(),
             open,
         });
     }
 
-    async fn until(&self, is: impl Fn(&Guest) -> bool) {
+    pub(super) async fn until(&self, is: impl Fn(&Guest) -> bool) {
         let waiting = async {
             while !is(self) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -57,7 +58,7 @@ impl Guest {
         timeout(Duration::from_secs(20), waiting).await.expect("in time");
     }
 
-    fn had(&self, command: &str) -> bool {
+    pub(super) fn had(&self, command: &str) -> bool {
         self.commands.lock().unwrap().iter().any(|had| had == command)
     }
 }
@@ -87,6 +88,7 @@ async fn serve(stream: UnixStream, commands: Arc<Mutex<Vec<String>>>, frozen: Ar
                 *frozen.lock().unwrap() = command.ends_with("freeze");
                 json!(1)
             }
+            "guest-ping" | "guest-ssh-add-authorized-keys" => json!({}),
             "guest-exec" => json!({"pid": 7}),
             "guest-exec-status" if *frozen.lock().unwrap() => {
                 let error = json!({"error": {"class": "CommandNotFound", "desc": "disabled"}});
@@ -133,6 +135,46 @@ async fn it_is_asked_while_it_is_connected() {
     assert_eq!((info.users[0].name.as_str(), info.frozen), ("dolly", Some(false)));
     guest.open(false);
     guest.until(|guest| !guest.agent.info().connected).await;
+}
+
+#[tokio::test]
+async fn the_published_state_changes_only_with_what_a_status_shows() {
+    let guest = Guest::start();
+    let mut state = guest.agent.watch();
+    assert_eq!(*state.borrow_and_update(), GuestState::default());
+    guest.open(true);
+    guest
+        .until(|guest| guest.agent.watch().borrow().frozen.is_some())
+        .await;
+    let unsupported = "This guest agent doesn't support required basic commands";
+    guest
+        .until(|guest| guest.agent.watch().borrow().unsupported == unsupported)
+        .await;
+    guest.until(|guest| !guest.agent.info().users.is_empty()).await;
+    let shown = state.borrow_and_update().clone();
+    assert!(shown.connected && shown.os.is_none(), "{shown:?}");
+    guest.commands.lock().unwrap().clear();
+    guest.until(|guest| guest.had("guest-fsfreeze-status")).await;
+    assert!(!state.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn orders_reach_the_agent() {
+    let guest = Guest::start();
+    guest.open(true);
+    guest.until(|guest| guest.agent.info().frozen.is_some()).await;
+    guest.agent.ping().await.unwrap();
+    guest
+        .agent
+        .set_keys("root", vec!["ssh-ed25519 A".into()])
+        .await
+        .unwrap();
+    let refused = guest.agent.set_password("root", b"secret".to_vec()).await;
+    assert!(refused.unwrap_err().to_string().contains("no"));
+    assert!(guest.had("guest-ssh-add-authorized-keys") && guest.had("guest-set-user-password"));
+    guest.open(false);
+    guest.until(|guest| !guest.agent.info().connected).await;
+    assert!(guest.agent.ping().await.is_err());
 }
 
 const BASIC: usize = husk_guest_agent::BASIC_COMMANDS.len();

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use husk_guest_agent::{
-    AgentInfo, BASIC_COMMANDS, DiskAddress, FileSystem, FsFreezeStatus, IpAddress, NetworkInterface, OsInfo,
-    User,
+    AgentInfo, Answers, BASIC_COMMANDS, CommandInfo, DiskAddress, FileSystem, FsFreezeStatus, IpAddress,
+    Needs, NetworkInterface, OsInfo, Unsupported, User, check_support, visible,
 };
 use husk_proto::shim::v1 as shim;
 
@@ -13,9 +13,7 @@ use super::handle::AgentView;
 pub(super) fn info(view: &AgentView, now: Instant) -> shim::GuestInfoResponse {
     let answers = &view.answers;
     let system = &answers.system;
-    let frozen = answers
-        .fs_freeze_status
-        .map(|status| status == FsFreezeStatus::Frozen);
+    let frozen = frozen(answers);
     let thaw = view.thaw_at.filter(|_| frozen == Some(true));
     shim::GuestInfoResponse {
         connected: view.connected,
@@ -28,7 +26,7 @@ pub(super) fn info(view: &AgentView, now: Instant) -> shim::GuestInfoResponse {
         }),
         users: answers.users.iter().flatten().map(user).collect(),
         file_systems: answers.file_systems.iter().flatten().map(file_system).collect(),
-        interfaces: system.interfaces.iter().flatten().map(interface).collect(),
+        interfaces: interfaces(answers).collect(),
         frozen,
         thaw_seconds: thaw.map(|time| time.saturating_duration_since(now).as_secs()),
         load: answers
@@ -38,11 +36,79 @@ pub(super) fn info(view: &AgentView, now: Instant) -> shim::GuestInfoResponse {
     }
 }
 
+/// Most interfaces in a VMI's status, and addresses of one. Further ones are left out.
+const STATUS_INTERFACES: usize = 64;
+const STATUS_ADDRESSES: usize = 32;
+
+/// What a VMI's status shows. It is stored in the cluster, so it is small and every text is fit to be shown.
+pub(super) fn state(connected: bool, answers: &Answers, needs: Needs) -> shim::GuestState {
+    let unsupported = answers
+        .version
+        .as_ref()
+        .and_then(|info| check_support(info, needs).err());
+    shim::GuestState {
+        connected,
+        unsupported: unsupported.as_ref().map(reason).unwrap_or_default().to_owned(),
+        os: answers.system.os.as_ref().map(os).map(visible_os),
+        interfaces: interfaces(answers)
+            .take(STATUS_INTERFACES)
+            .map(|interface| shim::GuestInterface {
+                name: visible(&interface.name),
+                mac: visible(&interface.mac),
+                addresses: interface.addresses.into_iter().take(STATUS_ADDRESSES).collect(),
+            })
+            .collect(),
+        frozen: frozen(answers),
+        credentials: None,
+    }
+}
+
+fn visible_os(mut os: shim::GuestOs) -> shim::GuestOs {
+    for text in [
+        &mut os.id,
+        &mut os.name,
+        &mut os.pretty_name,
+        &mut os.version,
+        &mut os.version_id,
+        &mut os.variant,
+        &mut os.variant_id,
+        &mut os.kernel_release,
+        &mut os.kernel_version,
+        &mut os.machine,
+    ] {
+        *text = visible(text);
+    }
+    os
+}
+
+/// KubeVirt's words for an agent that it does not support.
+fn reason(unsupported: &Unsupported) -> &'static str {
+    match unsupported {
+        Unsupported::Basic(_) => "This guest agent doesn't support required basic commands",
+        Unsupported::Ssh(_) => "This guest agent doesn't support required public key commands",
+        Unsupported::Password(_) => "This guest agent doesn't support required password commands",
+    }
+}
+
+fn frozen(answers: &Answers) -> Option<bool> {
+    let status = answers.fs_freeze_status;
+    status.map(|status| status == FsFreezeStatus::Frozen)
+}
+
+fn interfaces(answers: &Answers) -> impl Iterator<Item = shim::GuestInterface> {
+    answers.system.interfaces.iter().flatten().map(interface)
+}
+
 fn agent(info: &AgentInfo) -> shim::GuestAgentInfo {
     let missing = info.missing(&BASIC_COMMANDS);
+    let command = |command: &CommandInfo| shim::GuestAgentCommand {
+        name: command.name.clone(),
+        enabled: command.enabled,
+    };
     shim::GuestAgentInfo {
         version: info.version.clone(),
         missing_commands: missing.into_iter().map(str::to_owned).collect(),
+        commands: info.supported_commands.iter().map(command).collect(),
     }
 }
 
