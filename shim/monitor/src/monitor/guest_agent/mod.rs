@@ -1,27 +1,31 @@
 //! The actor that talks to the guest's agent. It asks at KubeVirt's intervals, carries out commands one after the other,
-//! and thaws file systems that nobody else thaws in time.
+//! thaws file systems that nobody else thaws in time, sets the time of a VM that was paused, and asks a guest to power
+//! off that does not react to the power button.
 
 mod credentials;
+mod duties;
 mod handle;
 mod processes;
 mod publisher;
 mod service;
 mod to_proto;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use husk_guest_agent::{
-    AgentError, Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Needs, Poller, Query, limit,
+    AgentError, Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Needs, Poller, Query, ShutdownMode,
+    limit,
 };
 use husk_proto::shim::v1::{CredentialsState, Status as VmStatus};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::guest_channel::GuestChannel;
 use super::status::PAUSED_IO_ERROR;
 use super::vm_error::VmError;
+use duties::{Duties, Duty};
 use handle::{AgentCommand, AgentView, Frozen, Reply};
 use processes::Processes;
 use publisher::StatePublisher;
@@ -40,6 +44,7 @@ pub(super) struct AgentActor {
     poller: Poller,
     guard: FreezeGuard,
     processes: Processes,
+    duties: Duties,
     /// What the VMI needs of the agent.
     needs: Needs,
     credentials: Option<CredentialsState>,
@@ -53,6 +58,7 @@ pub(super) struct AgentActor {
 enum Work {
     Thaw,
     Process,
+    Duty(Duty),
     Ask(Query),
 }
 
@@ -72,6 +78,7 @@ impl AgentActor {
             poller: Poller::default(),
             guard: FreezeGuard::default(),
             processes: Processes::default(),
+            duties: Duties::default(),
             needs,
             credentials: None,
             reboots: 0,
@@ -114,15 +121,17 @@ impl AgentActor {
     fn follow(&mut self) {
         let now = Instant::now();
         let open = *self.open.borrow_and_update();
-        let (paused, reboots) = {
+        let (paused, stopping, reboots) = {
             let status = self.status.borrow_and_update();
-            (status.paused, status.reboots)
+            (status.paused, status.stopping, status.reboots)
         };
+        self.duties.follow(paused, stopping, now);
         if reboots != self.reboots {
             // It may have been so fast that the port was never seen closed.
             self.reboots = reboots;
             self.poller.disconnected(now);
             self.poller.forget();
+            self.duties.forget_time();
             self.processes
                 .fail_all(&VmError::wrong_state("the guest has rebooted"));
         }
@@ -133,6 +142,7 @@ impl AgentActor {
             self.poller.connected(now);
         } else {
             self.poller.disconnected(now);
+            self.duties.forget_time();
             self.processes.fail_all(&not_connected());
         }
         if paused {
@@ -166,6 +176,7 @@ impl AgentActor {
             self.poller.wake_at(),
             self.guard.thaw_at(),
             self.processes.wake_at(),
+            self.duties.wake_at(Instant::now()),
         ];
         times.into_iter().flatten().min()
     }
@@ -177,7 +188,8 @@ impl AgentActor {
         if self.processes.is_due(now) {
             return Some(Work::Process);
         }
-        self.poller.take_due(now).map(Work::Ask)
+        let duty = self.duties.take_due(now).map(Work::Duty);
+        duty.or_else(|| self.poller.take_due(now).map(Work::Ask))
     }
 
     /// Does what is due first.
@@ -188,8 +200,29 @@ impl AgentActor {
                 let frozen = self.may_be_frozen();
                 self.processes.ask(&mut self.agent, frozen).await;
             }
+            Some(Work::Duty(duty)) => {
+                if let Err(error) = self.perform(duty).await {
+                    debug!(%error, ?duty, "the guest's agent");
+                }
+            }
             Some(Work::Ask(query)) => self.ask(query).await,
             None => {}
+        }
+    }
+
+    async fn perform(&mut self, duty: Duty) -> Result<(), AgentError> {
+        match duty {
+            Duty::SetTime => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+                self.agent.set_time(Some(now), limit::CHANGE).await
+            }
+            Duty::ShutDown => {
+                info!("the guest has not powered off: its agent is asked to do it");
+                self.agent
+                    .shutdown(ShutdownMode::Powerdown, limit::SHUTDOWN)
+                    .await
+            }
         }
     }
 

@@ -246,6 +246,7 @@ async fn nothing_is_asked_of_a_paused_vm() {
     assert!(refused.await.unwrap_err().to_string().contains("paused"));
     guest.status.send_modify(|status| status.paused = false);
     guest.until(|guest| guest.agent.info().host_name.is_some()).await;
+    assert!(guest.had("guest-set-time"));
     // A pause does not keep a caller waiting for ever.
     let exec = guest
         .agent
