@@ -59,8 +59,8 @@ pub(crate) enum TaskOutcome {
     ),
     /// The console has been connected to a container that prints it.
     ConsoleConnected(String, io::Result<Streams>),
-    /// A process that was added to a container has ended.
-    ExecEnded(String, String),
+    /// A process that was added to a container has ended, with this exit status.
+    ExecEnded(String, String, u32),
     /// A VM has ended. Its last output has not been written yet.
     Ended(String, Box<VmStatus>),
     /// The last output has been written.

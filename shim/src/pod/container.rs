@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use husk_cgroup::Cgroup;
 use husk_monitor::console::Console;
-use husk_monitor::monitor::{EmbeddedVm, VmHandle};
+use husk_monitor::monitor::{AgentHandle, EmbeddedVm, VmHandle};
 use husk_vmi::VmPlan;
 use oci_spec::runtime::{LinuxResources, Spec};
 use tokio::sync::{oneshot, watch};
@@ -73,6 +73,7 @@ pub(super) enum Launching {
 #[derive(Debug)]
 pub(crate) struct ContainerVm {
     pub(super) handle: VmHandle,
+    pub(super) agent: AgentHandle,
     pub(super) plan: Arc<VmPlan>,
     /// `None` once it has booted.
     pub(super) embedded_vm: Option<EmbeddedVm>,
@@ -85,6 +86,7 @@ impl ContainerVm {
     pub(super) fn new(embedded_vm: EmbeddedVm, plan: Arc<VmPlan>, streams: Option<Streams>) -> ContainerVm {
         ContainerVm {
             handle: embedded_vm.vm.clone(),
+            agent: embedded_vm.agent.clone(),
             plan,
             console: embedded_vm.console.clone().filter(|_| streams.is_none()),
             embedded_vm: Some(embedded_vm),

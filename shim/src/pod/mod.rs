@@ -22,7 +22,7 @@ use containerd_shim_protos::events::task as events;
 use husk_cgroup::{Cgroup, CgroupStats};
 use oci_spec::runtime::LinuxResources;
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
+use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -143,7 +143,7 @@ impl Pod {
             TaskOutcome::Waited(id, launch, waited) => self.waited(id, launch, waited),
             TaskOutcome::Launched(id, launch, built, request) => self.launched(&id, launch, built, request),
             TaskOutcome::ConsoleConnected(id, connected) => self.console_connected(&id, connected),
-            TaskOutcome::ExecEnded(id, exec_id) => self.exec_ended(&id, &exec_id),
+            TaskOutcome::ExecEnded(id, exec_id, status) => self.exec_ended(&id, &exec_id, status),
             TaskOutcome::Ended(id, status) => self.vm_ended(id, &status),
             TaskOutcome::Finished(id, status) => self.record_exit(&id, status),
             TaskOutcome::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),
@@ -161,14 +161,15 @@ impl Pod {
     }
 
     /// Starts a task that sends its outcome to the actor.
-    fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) {
+    fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) -> AbortHandle {
         let self_sender = self.self_sender.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let told = work.await;
             if let Some(self_sender) = self_sender.upgrade() {
                 let _ = self_sender.send(PodCommand::Outcome(told)).await;
             }
         });
+        task.abort_handle()
     }
 
     fn stats(&mut self, id: &str) -> Result<CgroupStats, TaskError> {

@@ -88,13 +88,26 @@ impl Stdio {
 }
 
 impl Stdio {
-    /// Writes `text` to standard error, or if there is none to standard output.
-    pub(crate) async fn print(&self, text: &str) {
-        let sinks = Sink::open(&self.stderr).and_then(|stderr| Ok(stderr.or(Sink::open(&self.stdout)?)));
-        match sinks {
-            Ok(mut sink) => drop(timeout(DRAIN, sink.write(text.as_bytes())).await),
-            Err(error) => debug!(%error, "the output of a process cannot be written"),
-        }
+    /// Writes the output of a process. Without a standard error, both go to standard output.
+    pub(crate) async fn print(&self, stdout: &[u8], stderr: &str) {
+        let open = || {
+            let (out, err) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
+            Ok::<_, io::Error>((out, err))
+        };
+        let (mut out, mut err) = match open() {
+            Ok(sinks) => sinks,
+            Err(error) => return debug!(%error, "the output of a process cannot be written"),
+        };
+        let written = timeout(DRAIN, async {
+            out.write(stdout).await?;
+            let err = if matches!(err, Sink::Nowhere) {
+                &mut out
+            } else {
+                &mut err
+            };
+            err.write(stderr.as_bytes()).await
+        });
+        let _ = written.await;
     }
 }
 

@@ -1,11 +1,17 @@
 //! Programs that KubeVirt runs in `compute`: virt-probe for the kubelet's probes, virt-freezer for backups. Husk does
 //! not run them: it gives the answer that they would give.
 
+mod answer;
+mod program;
+
 use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
 use std::time::SystemTime;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
+use self::answer::answer;
+use self::program::{Program, program};
 use super::Pod;
 use super::command::TaskOutcome;
 use super::container::{Container, ContainerExit, ContainerPhase, ContainerStatus};
@@ -25,49 +31,14 @@ pub(crate) struct ExecRequest {
     pub(crate) stdio: Stdio,
 }
 
-/// The answer of a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ExecAnswer {
-    exit_status: u32,
-    stderr: &'static str,
-}
-
 /// A process that was added to a container.
 #[derive(Debug)]
 pub(super) struct ExecProcess {
-    answer: ExecAnswer,
+    program: Program,
     stdio: Stdio,
     phase: watch::Sender<ContainerPhase>,
-}
-
-/// The answer of a program; `None` for one that Husk does not know.
-fn answer(args: &[String]) -> Option<ExecAnswer> {
-    let (program, args) = args.split_first()?;
-    let has = |flag: &str| {
-        let value = format!("{flag}=");
-        let set = |arg: &&String| *arg == flag || arg.starts_with(&value);
-        args.iter().find(set).is_some_and(|arg| !arg.ends_with("=false"))
-    };
-    match program.rsplit('/').next()? {
-        "virt-probe" => Some(ExecAnswer {
-            exit_status: 1,
-            stderr: "the guest agent is not connected\n",
-        }),
-        "virt-freezer" if !has("--freeze") && !has("--unfreeze") => Some(ExecAnswer {
-            exit_status: 1,
-            stderr: "either --freeze or --unfreeze must be set\n",
-        }),
-        "virt-freezer" if !has("--name") || !has("--namespace") => Some(ExecAnswer {
-            exit_status: 1,
-            stderr: "both --name and --namespace must be provided\n",
-        }),
-        // As virt-freezer does without an agent: the disks are consistent as after a power failure.
-        "virt-freezer" => Some(ExecAnswer {
-            exit_status: 0,
-            stderr: "no guest agent: the file systems are not frozen\n",
-        }),
-        _ => None,
-    }
+    /// The task that answers, once it was started.
+    answering: Option<AbortHandle>,
 }
 
 impl Pod {
@@ -83,7 +54,7 @@ impl Pod {
             return Err(TaskError::precondition(format!("container {id} is not running")));
         }
         let runs_vm = matches!(container.role, Role::Launcher(_) | Role::Vm);
-        let Some(answer) = answer(&args).filter(|_| runs_vm) else {
+        let Some(program) = program(&args).filter(|_| runs_vm) else {
             let text = "exec is not supported: attach to the console or use the network";
             return Err(TaskError::unimplemented(text));
         };
@@ -91,7 +62,12 @@ impl Pod {
             return Err(TaskError::exists(format!("there is a process {exec_id} already")));
         }
         let phase = watch::Sender::new(ContainerPhase::Created);
-        let process = ExecProcess { answer, stdio, phase };
+        let process = ExecProcess {
+            program,
+            stdio,
+            phase,
+            answering: None,
+        };
         container.execs.insert(exec_id.clone(), process);
         self.publisher.publish(&events::TaskExecAdded {
             container_id: id,
@@ -103,7 +79,8 @@ impl Pod {
 
     pub(super) fn start_exec(&mut self, id: &str, exec_id: &str, reply: Reply<u32>) {
         let found = self.find(id).and_then(|container| {
-            let pid = container.pid;
+            let (pid, vm) = (container.pid, container.vm.as_ref());
+            let vm = vm.map(|vm| (vm.handle.clone(), vm.agent.clone()));
             let process = container.exec(exec_id)?;
             let created = process.phase.send_if_modified(|phase| {
                 let created = *phase == ContainerPhase::Created;
@@ -113,13 +90,13 @@ impl Pod {
                 created
             });
             match created {
-                true => Ok((pid, process.answer, process.stdio.clone())),
+                true => Ok((pid, process.program.clone(), process.stdio.clone(), vm)),
                 false => Err(TaskError::precondition(format!(
                     "process {exec_id} was already started"
                 ))),
             }
         });
-        let (pid, answer, stdio) = match found {
+        let (pid, program, stdio, vm) = match found {
             Ok(found) => found,
             Err(error) => return drop(reply.send(Err(error))),
         };
@@ -130,37 +107,41 @@ impl Pod {
             ..Default::default()
         });
         let _ = reply.send(Ok(pid));
-        let (id, exec_id) = (id.to_owned(), exec_id.to_owned());
-        self.spawn_task(async move {
-            stdio.print(answer.stderr).await;
-            TaskOutcome::ExecEnded(id, exec_id)
+        let (of, process) = (id.to_owned(), exec_id.to_owned());
+        let task = self.spawn_task(async move {
+            let answer = answer(program, vm).await;
+            stdio.print(&answer.stdout, &answer.stderr).await;
+            TaskOutcome::ExecEnded(of, process, answer.exit_status)
         });
+        if let Ok(process) = self.find(id).and_then(|container| container.exec(exec_id)) {
+            process.answering = Some(task);
+        }
     }
 
-    /// Ends a process that was not started. One that was ends by itself.
+    /// Ends a process, whatever the signal: it has no handlers.
     pub(super) fn kill_exec(&mut self, id: &str, exec_id: &str) -> Result<(), TaskError> {
         let process = self.find(id)?.exec(exec_id)?;
-        if *process.phase.borrow() == ContainerPhase::Created {
-            self.record_exec_exit(id, exec_id, Some(signals::KILLED));
+        if let Some(answering) = process.answering.take() {
+            answering.abort();
         }
+        self.exec_ended(id, exec_id, signals::KILLED);
         Ok(())
     }
 
-    pub(super) fn exec_ended(&mut self, id: &str, exec_id: &str) {
-        self.record_exec_exit(id, exec_id, None);
-    }
-
-    /// Records the exit of a process, with its own status unless another is given.
-    fn record_exec_exit(&mut self, id: &str, exec_id: &str, status: Option<u32>) {
+    /// Records the exit of a process, unless it has ended before.
+    pub(super) fn exec_ended(&mut self, id: &str, exec_id: &str, status: u32) {
         let Some(container) = self.containers.get(id) else {
             return;
         };
         let Some(process) = container.execs.get(exec_id) else {
             return;
         };
+        if matches!(*process.phase.borrow(), ContainerPhase::Stopped(_)) {
+            return;
+        }
         let exit = ContainerExit {
             pid: container.pid,
-            status: status.unwrap_or(process.answer.exit_status),
+            status,
             at: SystemTime::now(),
         };
         process.phase.send_replace(ContainerPhase::Stopped(exit));
@@ -215,26 +196,5 @@ impl Container {
     fn exec(&mut self, exec_id: &str) -> Result<&mut ExecProcess, TaskError> {
         let process = self.execs.get_mut(exec_id);
         process.ok_or_else(|| TaskError::not_found(format!("there is no process {exec_id}")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_of_kubevirt_are_answered() {
-        let status = |args: &str| {
-            let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
-            answer(&args).map(|answer| answer.exit_status)
-        };
-        assert_eq!(status("virt-probe --domainName a_b --guestAgentPing"), Some(1));
-        let freezer = "/usr/bin/virt-freezer --name vm --namespace default";
-        assert_eq!(status(&format!("{freezer} --freeze")), Some(0));
-        assert_eq!(status(&format!("{freezer} --unfreeze=true")), Some(0));
-        assert_eq!(status(freezer), Some(1));
-        assert_eq!(status(&format!("{freezer} --freeze=false")), Some(1));
-        assert_eq!(status("virt-freezer --freeze"), Some(1));
-        assert_eq!(status("/bin/sh -c true"), None);
     }
 }
