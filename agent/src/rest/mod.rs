@@ -3,6 +3,7 @@
 //! virt-api answers with status 500 and the agent's text to every error, and forwards websockets byte for byte.
 
 mod console;
+mod guest;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +29,6 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Error of a call that took longer than [`CALL_TIMEOUT`].
 const NO_ANSWER: &str = "the shim of the VM does not answer";
-/// Reason of all operations that ask the guest's agent.
-const NO_AGENT: &str = "the guest agent is not connected";
 
 /// State that all handlers share.
 #[derive(Debug, Clone)]
@@ -82,10 +81,7 @@ pub async fn serve(
 
 fn router(context: Context) -> Router {
     let refused = |reason| move |State(context), target| refuse(context, target, reason);
-    let (no_agent, no_display) = (
-        refused(NO_AGENT),
-        refused("the VM has no display: Husk has no graphics device"),
-    );
+    let no_display = refused("the VM has no display: Husk has no graphics device");
     let no_backup = refused("Husk does not track changed blocks");
     let no_sev = refused("the VM is not confidential");
     let vmi = Router::new()
@@ -94,11 +90,11 @@ fn router(context: Context) -> Router {
         .route("/reset", put(reset))
         .route("/softreboot", put(soft_reboot))
         .route("/console", get(console::console))
-        .route("/freeze", put(no_agent))
-        .route("/unfreeze", put(no_agent))
-        .route("/guestosinfo", get(no_agent))
-        .route("/userlist", get(no_agent))
-        .route("/filesystemlist", get(no_agent))
+        .route("/freeze", put(guest::freeze))
+        .route("/unfreeze", put(guest::unfreeze))
+        .route("/guestosinfo", get(guest::os))
+        .route("/userlist", get(guest::users))
+        .route("/filesystemlist", get(guest::file_systems))
         .route("/vnc", get(no_display))
         .route("/vnc/screenshot", get(no_display))
         .route("/usbredir", get(refused("the VM has no USB controller")))

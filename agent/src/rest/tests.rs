@@ -3,8 +3,12 @@
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use husk_proto::shim::v1::Phase;
+use husk_proto::shim::v1::{
+    GuestAgentCommand, GuestAgentInfo, GuestDisk, GuestFileSystem, GuestInfoResponse, GuestOs, GuestTimeZone,
+    GuestUser, Phase,
+};
 use rcgen::ExtendedKeyUsagePurpose;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
@@ -81,9 +85,20 @@ impl Agent {
         method: &str,
         path: &str,
     ) -> std::io::Result<String> {
+        self.request_with(identity, method, path, "").await
+    }
+
+    async fn request_with(
+        &self,
+        identity: Option<&Identity>,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> std::io::Result<String> {
         let mut stream = self.connect(identity).await?;
+        let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         );
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
@@ -92,8 +107,13 @@ impl Agent {
     }
 
     async fn answer(&self, method: &str, operation: &str) -> (u16, String) {
+        self.answer_with(method, operation, "").await
+    }
+
+    async fn answer_with(&self, method: &str, operation: &str, body: &str) -> (u16, String) {
+        let path = format!("{VMI}/{operation}");
         let answer = self
-            .request(Some(&self.virt_api()), method, &format!("{VMI}/{operation}"))
+            .request_with(Some(&self.virt_api()), method, &path, body)
             .await;
         let answer = answer.unwrap();
         let code = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -136,8 +156,8 @@ async fn operations_reach_the_shim_and_are_events() {
 async fn unsupported_subresources_return_a_reason() {
     let agent = Agent::start().await;
     for (method, operation, code, text) in [
-        ("PUT", "freeze", 400, "guest agent"),
-        ("GET", "guestosinfo", 400, "guest agent"),
+        ("PUT", "freeze", 400, "unfreezeTimeout is not set"),
+        ("PUT", "unfreeze", 400, "guest agent"),
         ("GET", "vnc", 400, "display"),
         ("GET", "vnc/screenshot", 400, "display"),
         ("GET", "usbredir", 400, "USB"),
@@ -235,4 +255,105 @@ async fn console_is_a_websocket_with_one_session() {
     );
     agent.shim.end(Phase::Succeeded, "Poweroff");
     assert!(matches!(second.next().await, Some(Ok(Message::Close(_)))));
+}
+
+#[tokio::test]
+async fn the_guests_agent_is_shown_in_kubevirts_objects() {
+    let agent = Agent::start().await;
+    let get = async |operation: &str| -> Value {
+        let (code, body) = agent.answer("GET", operation).await;
+        assert_eq!(code, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    let empty = json!({"os": {}, "timezone": ", 0", "fsInfo": {"disks": []}});
+    assert_eq!(get("guestosinfo").await, empty);
+    assert_eq!(get("userlist").await, json!({"metadata": {}, "items": []}));
+    agent.shim.tell(Some(told()));
+    let root = json!({
+        "diskName": "vda1", "mountPoint": "/", "fileSystemType": "ext4",
+        "usedBytes": 5, "totalBytes": i64::MAX, "disk": [{"busType": "virtio", "serial": "abc"}],
+    });
+    let user = json!({"userName": "dolly", "loginTime": 12.5});
+    assert_eq!(
+        get("guestosinfo").await,
+        json!({
+            "guestAgentVersion": "9.2.0",
+            "supportedCommands": [{"name": "guest-ping", "enabled": true}, {"name": "guest-exec"}],
+            "hostname": "sheep",
+            "os": {"name": "Debian GNU/Linux", "id": "debian"},
+            "timezone": "CET, 3600",
+            "userList": [user],
+            "fsInfo": {"disks": [root]},
+            "fsFreezeStatus": "thawed",
+        })
+    );
+    assert_eq!(get("userlist").await["items"], json!([user]));
+    assert_eq!(get("filesystemlist").await["items"], json!([root]));
+}
+
+fn told() -> GuestInfoResponse {
+    let command = |name: &str, enabled| GuestAgentCommand {
+        name: name.to_owned(),
+        enabled,
+    };
+    GuestInfoResponse {
+        connected: true,
+        agent: Some(GuestAgentInfo {
+            version: "9.2.0".to_owned(),
+            commands: vec![command("guest-ping", true), command("guest-exec", false)],
+            ..GuestAgentInfo::default()
+        }),
+        os: Some(GuestOs {
+            name: "Debian GNU/Linux".to_owned(),
+            id: "debian".to_owned(),
+            ..GuestOs::default()
+        }),
+        host_name: Some("sheep".to_owned()),
+        time_zone: Some(GuestTimeZone {
+            zone: "CET".to_owned(),
+            offset_seconds: 3600,
+        }),
+        users: vec![GuestUser {
+            name: "dolly".to_owned(),
+            login_time: 12.5,
+            ..GuestUser::default()
+        }],
+        file_systems: vec![GuestFileSystem {
+            device: "vda1".to_owned(),
+            mountpoint: "/".to_owned(),
+            r#type: "ext4".to_owned(),
+            used_bytes: Some(5),
+            total_bytes: Some(u64::MAX),
+            disks: vec![GuestDisk {
+                bus: "virtio".to_owned(),
+                serial: "abc".to_owned(),
+                ..GuestDisk::default()
+            }],
+        }],
+        frozen: Some(false),
+        ..GuestInfoResponse::default()
+    }
+}
+
+#[tokio::test]
+async fn file_systems_are_frozen_and_the_status_says_so() {
+    let agent = Agent::start().await;
+    let timeout = r#"{"unfreezeTimeout": "1m0s"}"#;
+    let (code, text) = agent.answer_with("PUT", "freeze", timeout).await;
+    assert!(code == 400 && text.contains("no guest agent"), "{code} {text}");
+    let failed = "FreezeError Failed to freeze VMI: no guest agent is connected";
+    while !agent.api.events("vm").iter().any(|sent| sent == failed) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    agent.shim.tell(Some(told()));
+    assert_eq!(agent.answer_with("PUT", "freeze", timeout).await.0, 202);
+    while agent.api.vmi("vm")["status"]["fsFreezeStatus"] != "frozen" {
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(agent.answer("PUT", "unfreeze").await.0, 202);
+    while !agent.api.vmi("vm")["status"]["fsFreezeStatus"].is_null() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let calls = agent.shim.calls();
+    assert!(calls.contains(&"freeze Some(60)".to_owned()), "{calls:?}");
 }

@@ -494,10 +494,26 @@ impl VmiActor {
         }
     }
 
-    /// Sends the events of changes of phases.
+    /// Sends the events of changes of volumes, access credentials and phases.
     async fn report(&self, old: &Vmi, new: &Vmi) {
         for (reason, message) in status::volume_events(old.status(), new.status()) {
             self.events.send(new, Kind::Normal, &reason, &message).await;
+        }
+        match status::credentials_event(old.status(), new.status()) {
+            Some((true, _)) => {
+                let (reason, message) = (
+                    "AccessCredentialsSyncSuccess",
+                    "Access credentials sync successful.",
+                );
+                self.events.send(new, Kind::Normal, reason, message).await;
+            }
+            Some((false, error)) => {
+                let message = format!("Access credentials sync failed: {error}");
+                self.events
+                    .send(new, Kind::Warning, "AccessCredentialsSyncFailed", &message)
+                    .await;
+            }
+            None => {}
         }
         let (before, after) = (old.phase(), new.phase());
         if before == after {

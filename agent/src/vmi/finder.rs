@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use husk_proto::shim::v1::guest_client::GuestClient;
 use husk_proto::shim::v1::pod_client::PodClient;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::Channel;
@@ -18,6 +19,8 @@ pub struct RunningVm {
     pub vmi: Arc<Vmi>,
     /// A client of the shim.
     pub client: PodClient<Channel>,
+    /// A client of the guest's agent.
+    pub guest: GuestClient<Channel>,
 }
 
 /// A request to the controller.

@@ -33,6 +33,7 @@ use foreign::ForeignList;
 pub use foreign::ForeignVmis;
 pub use object::Vmi;
 pub use pod::RuntimeDir;
+pub use status::os_info;
 
 /// Label of the VMIs that virt-controller has given to a node.
 const NODE_LABEL: &str = "kubevirt.io/nodeName";
@@ -226,11 +227,11 @@ impl VmiController {
 
     /// The VMI with its pod's shim, if it runs under Husk.
     fn running(&self, vmi: Arc<Vmi>) -> Option<RunningVm> {
-        let client = vmi
+        let (client, guest) = vmi
             .pods_on(&self.node)
             .into_iter()
-            .find_map(|uid| pod::live_client(&self.runtime, uid))?;
-        Some(RunningVm { vmi, client })
+            .find_map(|uid| pod::live_clients(&self.runtime, uid))?;
+        Some(RunningVm { vmi, client, guest })
     }
 
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use husk_proto::shim::v1::guest_client::GuestClient;
 use husk_proto::shim::v1::pod_client::PodClient;
 use husk_proto::shim::v1::{Phase, Status, WatchStatusRequest};
 use hyper_util::rt::TokioIo;
@@ -124,7 +125,7 @@ impl Pod {
         if !directory.is_dir() && ended.is_none() {
             return None;
         }
-        let client = client(directory.join("pod.sock"));
+        let client = PodClient::new(channel(directory.join("pod.sock")));
         let (sender, state) = watch::channel(ended.clone().unwrap_or(PodState::Unknown));
         let follower = match ended {
             Some(_) => None,
@@ -178,19 +179,23 @@ impl Drop for Pod {
     }
 }
 
-/// A client of the pod's shim, if the pod has a directory.
-pub fn live_client(runtime: &RuntimeDir, uid: &str) -> Option<PodClient<Channel>> {
+/// Clients of the pod's shim and of the guest's agent, if the pod has a directory.
+pub fn live_clients(runtime: &RuntimeDir, uid: &str) -> Option<(PodClient<Channel>, GuestClient<Channel>)> {
     let directory = runtime.pod(uid)?;
-    directory.is_dir().then(|| client(directory.join("pod.sock")))
+    if !directory.is_dir() {
+        return None;
+    }
+    let channel = channel(directory.join("pod.sock"));
+    Some((PodClient::new(channel.clone()), GuestClient::new(channel)))
 }
 
-fn client(socket: PathBuf) -> PodClient<Channel> {
+fn channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_| {
         let path = socket.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     let endpoint = Endpoint::from_static("http://pod").connect_timeout(Duration::from_secs(5));
-    PodClient::new(endpoint.connect_with_connector_lazy(connector))
+    endpoint.connect_with_connector_lazy(connector)
 }
 
 /// Sends each state of the pod's VM until the last one.

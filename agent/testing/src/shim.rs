@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{Stream, StreamExt};
 use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::services::either;
+use husk_proto::shim::v1::guest_server::{Guest, GuestServer};
 use husk_proto::shim::v1::pod_server::{Pod, PodServer};
 use husk_proto::shim::v1::*;
 use prost::Message;
@@ -33,6 +35,8 @@ struct State {
     refusal: Option<String>,
     /// The answer to `Info`, but for the status.
     info: InfoResponse,
+    /// What the guest's agent tells; `None`: there is no agent.
+    guest: Option<GuestInfoResponse>,
     /// `Info` is never answered.
     hangs: bool,
     /// The guest has locked its trays.
@@ -61,7 +65,7 @@ impl Shim {
         shim.state().directory = directory.clone();
         shim.state().record = runtime.join(".ended").join(uid);
         let listener = UnixListener::bind(directory.join("pod.sock")).unwrap();
-        let service = PodServer::new(shim.clone());
+        let service = either(PodServer::new(shim.clone()), GuestServer::new(shim.clone()));
         let server = tonic::transport::Server::builder()
             .serve_with_incoming(service, UnixListenerStream::new(listener));
         let server = tokio::spawn(async move { server.await.unwrap() });
@@ -91,6 +95,19 @@ impl Shim {
     /// Changes the answer to `Info`.
     pub fn describe(&self, info: InfoResponse) {
         self.state().info = info;
+    }
+
+    /// Changes what the guest's agent tells.
+    pub fn tell(&self, guest: Option<GuestInfoResponse>) {
+        let state = guest.clone().map(|guest| GuestState {
+            connected: guest.connected,
+            os: guest.os,
+            interfaces: guest.interfaces,
+            frozen: guest.frozen,
+            ..GuestState::default()
+        });
+        self.state().guest = guest;
+        self.change(|status| status.guest = state);
     }
 
     /// Answers no `Info` from now on.
@@ -356,5 +373,42 @@ impl Pod for Shim {
             _ => Ok(status),
         });
         Ok(Response::new(Box::pin(states)))
+    }
+}
+
+const NO_AGENT: &str = "no guest agent is connected";
+
+#[tonic::async_trait]
+impl Guest for Shim {
+    async fn info(&self, _: Request<GuestInfoRequest>) -> Answer<GuestInfoResponse> {
+        Ok(Response::new(self.state().guest.clone().unwrap_or_default()))
+    }
+
+    async fn exec(&self, _: Request<GuestExecRequest>) -> Answer<GuestExecResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn freeze(&self, request: Request<GuestFreezeRequest>) -> Answer<GuestFreezeResponse> {
+        let Some(guest) = self.state().guest.clone() else {
+            return Err(Error::failed_precondition(NO_AGENT));
+        };
+        self.called(format!("freeze {:?}", request.into_inner().thaw_seconds));
+        self.tell(Some(GuestInfoResponse {
+            frozen: Some(true),
+            ..guest
+        }));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn thaw(&self, _: Request<GuestThawRequest>) -> Answer<GuestThawResponse> {
+        let Some(guest) = self.state().guest.clone() else {
+            return Err(Error::failed_precondition(NO_AGENT));
+        };
+        self.called("thaw");
+        self.tell(Some(GuestInfoResponse {
+            frozen: Some(false),
+            ..guest
+        }));
+        Ok(Response::new(GuestThawResponse { was_frozen: true }))
     }
 }

@@ -1,15 +1,28 @@
-//! `status.interfaces`: virt-controller writes what Multus reports, the agent what the VM has.
+//! `status.interfaces`: virt-controller writes what Multus reports, the agent what the VM has and what its guest tells.
 
-use husk_proto::shim::v1::Interface;
+use std::net::IpAddr;
+
+use husk_proto::shim::v1::{GuestInterface, Interface};
 use serde_json::{Map, Value, json};
 
-/// Source of an entry that the agent writes: the VM's definition.
+/// Sources of an entry: the VM's definition, the guest's agent.
 const DOMAIN: &str = "domain";
+const GUEST_AGENT: &str = "guest-agent";
+/// Most entries of interfaces that only the guest has.
+const GUEST_ONLY: usize = 10;
+const LOOPBACK: &str = "lo";
 
-/// The entries `present` with the VM's interfaces: the interface of the pod's network first, because tools take the
-/// VMI's address from the first entry, then in the order of `spec.networks`, then others.
-pub fn merged(present: &Value, spec: &Value, interfaces: &[Interface]) -> Value {
+/// The entries `present` with the VM's interfaces and those that the guest has: the interface of the pod's network
+/// first, because tools take the VMI's address from the first entry, then in the order of `spec.networks`, then others.
+pub fn merged<'a>(
+    present: &Value,
+    spec: &Value,
+    interfaces: &[Interface],
+    guest: impl Iterator<Item = &'a GuestInterface>,
+) -> Value {
+    let guest: Vec<_> = guest.filter(|interface| interface.name != LOOPBACK).collect();
     let mut entries: Vec<Value> = present.as_array().cloned().unwrap_or_default();
+    entries.retain(|entry| entry["name"].is_string());
     for interface in interfaces {
         let found = entries
             .iter()
@@ -18,8 +31,16 @@ pub fn merged(present: &Value, spec: &Value, interfaces: &[Interface]) -> Value 
             entries.push(json!({}));
             entries.len() - 1
         });
+        let told = guest
+            .iter()
+            .find(|told| told.mac.eq_ignore_ascii_case(&interface.mac));
         if let Some(entry) = entries[index].as_object_mut() {
-            write(entry, interface);
+            write(
+                entry,
+                interface,
+                told.copied(),
+                is_masquerade(spec, &interface.name),
+            );
         }
     }
     let networks: Vec<_> = spec["networks"].as_array().into_iter().flatten().collect();
@@ -34,28 +55,106 @@ pub fn merged(present: &Value, spec: &Value, interfaces: &[Interface]) -> Value 
         }
     };
     entries.sort_by_key(rank);
+    let is_known = |told: &GuestInterface| {
+        let mut known = interfaces.iter();
+        known.any(|interface| interface.mac.eq_ignore_ascii_case(&told.mac))
+    };
+    let others = guest.into_iter().filter(|told| !is_known(told));
+    entries.extend(others.take(GUEST_ONLY).map(guest_only));
     Value::Array(entries)
 }
 
-fn write(entry: &mut Map<String, Value>, interface: &Interface) {
+fn is_masquerade(spec: &Value, name: &str) -> bool {
+    let interfaces = spec["domain"]["devices"]["interfaces"].as_array();
+    let mut interfaces = interfaces.into_iter().flatten();
+    interfaces.any(|interface| interface["name"] == name && interface["masquerade"].is_object())
+}
+
+fn write(
+    entry: &mut Map<String, Value>,
+    interface: &Interface,
+    told: Option<&GuestInterface>,
+    masquerade: bool,
+) {
     let mut set = |key: &str, value: Value| drop(entry.insert(key.to_owned(), value));
     set("name", json!(interface.name));
     set("mac", json!(interface.mac));
     set("queueCount", json!(interface.queues.max(1)));
     set("linkState", json!(if interface.link_up { "up" } else { "down" }));
-    if let Some(first) = interface.addresses.first() {
+    let addresses = match told {
+        Some(told) => merged_addresses(&interface.addresses, &addresses(told, masquerade)),
+        None => interface.addresses.clone(),
+    };
+    if let Some(first) = addresses.first() {
         set("ipAddress", json!(first));
-        set("ipAddresses", json!(interface.addresses));
+        set("ipAddresses", json!(addresses));
+    } else if told.is_some() {
+        entry.remove("ipAddress");
+        entry.remove("ipAddresses");
     }
-    let sources = entry
+    match told {
+        Some(told) => _ = entry.insert("interfaceName".to_owned(), json!(told.name)),
+        None => _ = entry.remove("interfaceName"),
+    }
+    let mut sources = vec![DOMAIN];
+    sources.extend(told.map(|_| GUEST_AGENT));
+    let before = entry
         .get("infoSource")
         .and_then(Value::as_str)
         .unwrap_or_default();
-    if !sources.split(", ").any(|source| source == DOMAIN) {
-        let all = match sources {
-            "" => DOMAIN.to_owned(),
-            others => format!("{DOMAIN}, {others}"),
-        };
-        entry.insert("infoSource".to_owned(), json!(all));
+    let others = before
+        .split(", ")
+        .filter(|source| !["", DOMAIN, GUEST_AGENT].contains(source));
+    sources.extend(others);
+    let sources = sources.join(", ");
+    entry.insert("infoSource".to_owned(), json!(sources));
+}
+
+/// An interface of the guest's own, such as a bridge. virt-controller's patch tests the entries as its Go types write
+/// them: without empty fields.
+fn guest_only(told: &GuestInterface) -> Value {
+    let mut entry = json!({"infoSource": GUEST_AGENT});
+    for (field, text) in [("mac", &told.mac), ("interfaceName", &told.name)] {
+        if !text.is_empty() {
+            entry[field] = json!(text);
+        }
     }
+    let addresses = addresses(told, false);
+    let is_v4 = |address: &&IpAddr| address.is_ipv4();
+    if let Some(first) = addresses.iter().find(is_v4).or(addresses.first()) {
+        entry["ipAddress"] = json!(first);
+        entry["ipAddresses"] = json!(addresses);
+    }
+    entry
+}
+
+/// The addresses that the guest tells, without prefix lengths. With masquerade, no link-local ones: they mean nothing
+/// outside of the guest.
+fn addresses(told: &GuestInterface, masquerade: bool) -> Vec<IpAddr> {
+    let parse = |text: &String| text.split('/').next()?.parse().ok();
+    let outside = |address: &IpAddr| match address {
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    let told = told.addresses.iter().filter_map(parse);
+    told.filter(|address| !masquerade || outside(address)).collect()
+}
+
+/// The pod's addresses, as long as the guest has one of the same family; else the guest's. IPv4 comes first.
+fn merged_addresses(pod: &[String], guest: &[IpAddr]) -> Vec<String> {
+    let mut merged = Vec::new();
+    for is_v4 in [true, false] {
+        let of_family = |address: &IpAddr| address.is_ipv4() == is_v4;
+        let told = guest.iter().copied().filter(of_family);
+        let told: Vec<String> = told.map(|address| address.to_string()).collect();
+        let known = pod
+            .iter()
+            .filter(|address| address.parse().is_ok_and(|address| of_family(&address)));
+        let known: Vec<String> = known.cloned().collect();
+        merged.extend(match known.is_empty() || told.is_empty() {
+            true => told,
+            false => known,
+        });
+    }
+    merged
 }

@@ -1,9 +1,12 @@
 //! The status of a VMI, computed from its present status and the state of its VM.
 
 mod conditions;
+mod guest;
 mod interfaces;
 mod volumes;
 
+pub use conditions::credentials_event;
+pub use guest::os_info;
 pub use volumes::events as volume_events;
 
 use husk_proto::shim::v1::{Phase, Status, SyncVmiResponse};
@@ -74,7 +77,12 @@ fn describe(status: &mut Value, vmi: &Vmi, running: &Status, synced: Option<&Syn
     status["selinuxContext"] = json!(NO_SELINUX);
     status["migrationMethod"] = json!(volumes::migration_method(status));
     if !running.interfaces.is_empty() {
-        status["interfaces"] = interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces);
+        let told = running.guest.iter().flat_map(|guest| &guest.interfaces);
+        status["interfaces"] =
+            interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces, told);
+    }
+    if let Some(guest) = &running.guest {
+        guest::update(status, guest);
     }
     volumes::update(status, vmi, &running.disks, synced);
 }

@@ -1,4 +1,6 @@
-use husk_proto::shim::v1::{Disk, Interface, VolumeStatus};
+use husk_proto::shim::v1::{
+    CredentialsState, Disk, GuestInterface, GuestOs, GuestState, Interface, VolumeStatus,
+};
 
 use super::*;
 use crate::vmi::testing::scheduled;
@@ -204,4 +206,182 @@ fn migration_method_is_that_of_the_volumes() {
     assert_eq!(method(&[]), "LiveMigration");
     assert_eq!(method(&[&shared]), "LiveMigration");
     assert_eq!(method(&[&shared, &own]), "BlockMigration");
+}
+
+#[test]
+fn the_agent_of_the_guest_is_a_condition_while_it_is_connected() {
+    let conditions = |status: &Value| -> Vec<(String, Value)> {
+        let conditions = status["conditions"].as_array().unwrap().iter();
+        let of_agent =
+            conditions.filter(|condition| condition["type"].as_str().unwrap().starts_with("Agent"));
+        of_agent
+            .map(|condition| {
+                (
+                    condition["type"].as_str().unwrap().to_owned(),
+                    condition["reason"].clone(),
+                )
+            })
+            .collect()
+    };
+    let state = |connected, unsupported: &str| {
+        running(|status| {
+            status.guest = Some(GuestState {
+                connected,
+                unsupported: unsupported.to_owned(),
+                ..GuestState::default()
+            });
+        })
+    };
+    let without = vmi(|_| {});
+    assert_eq!(conditions(&new_status(&without, &state(false, ""), None)), []);
+    let status = new_status(&without, &state(true, "too old"), None);
+    let expected = [
+        ("AgentConnected".to_owned(), Value::Null),
+        ("AgentVersionNotSupported".to_owned(), json!("too old")),
+    ];
+    assert_eq!(conditions(&status), expected);
+    let times = &status["conditions"].as_array().unwrap().last().unwrap()["lastProbeTime"];
+    assert_eq!(*times, json!("1970-01-01T00:00:00Z"));
+    let with = vmi(|vmi| vmi["status"] = status.clone());
+    assert_eq!(
+        conditions(&new_status(&with, &state(true, ""), None)),
+        expected[..1]
+    );
+    assert_eq!(conditions(&new_status(&with, &state(false, ""), None)), []);
+    assert_eq!(conditions(&new_status(&with, &PodState::Lost, None)), []);
+}
+
+#[test]
+fn conditions_have_no_empty_fields() {
+    let state = running(|status| {
+        status.guest = Some(GuestState {
+            connected: true,
+            credentials: Some(CredentialsState {
+                synchronized: true,
+                ..CredentialsState::default()
+            }),
+            ..GuestState::default()
+        });
+    });
+    let status = new_status(&vmi(|_| {}), &state, None);
+    let conditions = status["conditions"].as_array().unwrap();
+    assert!(
+        conditions
+            .iter()
+            .any(|condition| condition["type"] == "AccessCredentialsSynchronized")
+    );
+    for condition in conditions {
+        let fields = condition.as_object().unwrap();
+        assert!(fields.values().all(|value| value != ""), "{condition}");
+    }
+}
+
+#[test]
+fn what_the_guest_tells_stays_until_it_tells_something_else() {
+    let told = |change: fn(&mut GuestState)| {
+        let mut guest = GuestState {
+            connected: true,
+            ..GuestState::default()
+        };
+        change(&mut guest);
+        running(|status| status.guest = Some(guest))
+    };
+    let os = |guest: &mut GuestState| {
+        guest.os = Some(GuestOs {
+            name: "Debian GNU/Linux".to_owned(),
+            version_id: "13".to_owned(),
+            ..GuestOs::default()
+        });
+        guest.frozen = Some(true);
+    };
+    let status = new_status(&vmi(|_| {}), &told(os), None);
+    let expected = json!({"name": "Debian GNU/Linux", "versionId": "13"});
+    assert_eq!(
+        (&status["guestOSInfo"], &status["fsFreezeStatus"]),
+        (&expected, &json!("frozen"))
+    );
+    let again = vmi(|vmi| vmi["status"] = status.clone());
+    let silent = new_status(&again, &told(|_| {}), None);
+    assert_eq!(
+        (&silent["guestOSInfo"], &silent["fsFreezeStatus"]),
+        (&expected, &json!("frozen"))
+    );
+    let thawed = new_status(&again, &told(|guest| guest.frozen = Some(false)), None);
+    assert!(thawed.get("fsFreezeStatus").is_none());
+}
+
+#[test]
+fn the_guests_addresses_complete_those_of_the_pod() {
+    let mac = "02:00:00:00:00:01";
+    let with_guest = |binding: &str, pod: &[&str], told: &[(&str, &str, &[&str])]| {
+        let vmi = vmi(|vmi| {
+            vmi["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
+            vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", binding: {}}]);
+            vmi["status"]["interfaces"] = json!([
+                {"name": "default", "infoSource": "domain, multus-status"},
+                {"interfaceName": "gone0", "infoSource": "guest-agent"},
+            ]);
+        });
+        let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let state = running(|status| {
+            status.interfaces = vec![Interface {
+                name: "default".to_owned(),
+                mac: mac.to_owned(),
+                addresses: texts(pod),
+                ..Interface::default()
+            }];
+            let interfaces = told.iter().map(|(name, mac, addresses)| GuestInterface {
+                name: name.to_string(),
+                mac: mac.to_string(),
+                addresses: texts(addresses),
+            });
+            status.guest = Some(GuestState {
+                connected: true,
+                interfaces: interfaces.collect(),
+                ..GuestState::default()
+            });
+        });
+        let interfaces = new_status(&vmi, &state, None)["interfaces"].clone();
+        interfaces.as_array().unwrap().clone()
+    };
+    let shown = with_guest(
+        "bridge",
+        &["10.0.0.5"],
+        &[
+            ("lo", "00:00:00:00:00:00", &["127.0.0.1/8"]),
+            ("eth0", "02:00:00:00:00:01", &["10.0.0.6/24", "fe80::1/64"]),
+            ("docker0", "02:42:00:00:00:01", &["fd00::1/64", "172.17.0.1/16"]),
+        ],
+    );
+    assert_eq!(shown.len(), 2, "{shown:?}");
+    assert_eq!(shown[0]["ipAddresses"], json!(["10.0.0.5", "fe80::1"]));
+    assert_eq!(
+        (&shown[0]["interfaceName"], &shown[0]["infoSource"]),
+        (&json!("eth0"), &json!("domain, guest-agent, multus-status"))
+    );
+    assert_eq!(
+        shown[1],
+        json!({
+            "mac": "02:42:00:00:00:01", "interfaceName": "docker0", "infoSource": "guest-agent",
+            "ipAddress": "172.17.0.1", "ipAddresses": ["fd00::1", "172.17.0.1"],
+        })
+    );
+    // A guest without an address cannot be reached.
+    let down = with_guest("bridge", &["10.0.0.5"], &[("eth0", mac, &[])]);
+    assert!(down[0].get("ipAddress").is_none(), "{down:?}");
+    let inside = with_guest(
+        "masquerade",
+        &["10.0.0.5"],
+        &[("eth0", mac, &["10.0.2.2/24", "fe80::1/64"])],
+    );
+    assert_eq!(inside[0]["ipAddresses"], json!(["10.0.0.5"]));
+    let silent = with_guest("bridge", &["10.0.0.5"], &[]);
+    assert_eq!(silent[0]["infoSource"], "domain, multus-status");
+    let tunnel = with_guest("bridge", &[], &[("tun0", "", &[])]);
+    assert_eq!(
+        tunnel[1],
+        json!({"interfaceName": "tun0", "infoSource": "guest-agent"})
+    );
+    let many: Vec<_> = (0..50).map(|_| ("veth", "02:42:00:00:00:02", &[][..])).collect();
+    assert_eq!(with_guest("bridge", &[], &many).len(), 11);
 }

@@ -1,0 +1,39 @@
+//! What the guest's agent tells of the operating system and of its file systems.
+
+use husk_proto::shim::v1::{GuestOs, GuestState};
+use serde_json::{Map, Value, json};
+
+/// Writes `guestOSInfo` and `fsFreezeStatus`. What the agent has not told stays.
+pub fn update(status: &mut Value, guest: &GuestState) {
+    if let Some(os) = &guest.os {
+        status["guestOSInfo"] = os_info(os);
+    }
+    match guest.frozen {
+        Some(true) => status["fsFreezeStatus"] = json!("frozen"),
+        Some(false) => {
+            if let Some(status) = status.as_object_mut() {
+                status.remove("fsFreezeStatus");
+            }
+        }
+        None => {}
+    }
+}
+
+/// `VirtualMachineInstanceGuestOSInfo`, without empty fields.
+pub fn os_info(os: &GuestOs) -> Value {
+    let fields = [
+        ("name", &os.name),
+        ("kernelRelease", &os.kernel_release),
+        ("version", &os.version),
+        ("prettyName", &os.pretty_name),
+        ("versionId", &os.version_id),
+        ("kernelVersion", &os.kernel_version),
+        ("machine", &os.machine),
+        ("id", &os.id),
+    ];
+    let told = fields.into_iter().filter(|(_, text)| !text.is_empty());
+    let info: Map<String, Value> = told
+        .map(|(field, text)| (field.to_owned(), json!(text)))
+        .collect();
+    Value::Object(info)
+}
