@@ -5,9 +5,12 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use husk_monitor::client;
+use husk_monitor::state::VmDir;
+use husk_proto::shim::v1::GuestInfoRequest;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::guest;
 use crate::failure::{Failure, chain};
 use crate::vm_ref::VmRef;
 use crate::vm_view::VmView;
@@ -44,9 +47,13 @@ enum InspectFormat {
 }
 
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Inspected {
     #[serde(flatten)]
     view: VmView,
+    /// What the guest's agent has told, as `husk guest info` shows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_agent: Option<Value>,
     /// Metadata of the manifest.
     metadata: Value,
     /// `husk_vmi::VmPlan`.
@@ -59,6 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let info = live_vm::info(&mut client::connect(&dir).await?).await?;
         Ok(Inspected {
             view: VmView::new(&dir, Some(info)),
+            guest_agent: guest_agent(&dir).await,
             metadata: read(&dir.vmi())?,
             plan: read(&dir.plan())?,
         })
@@ -67,6 +75,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         InspectFormat::Json => output::json(&inspected)?,
         InspectFormat::Yaml => serde_saphyr::to_string(&inspected)?,
     })
+}
+
+/// `None` if there was no agent, or the VM has not started.
+async fn guest_agent(dir: &VmDir) -> Option<Value> {
+    let mut client = client::connect_guest(dir).await.ok()?;
+    let told = client.info(GuestInfoRequest {}).await.ok()?.into_inner();
+    let known = told.connected || told.agent.is_some();
+    known.then(|| guest::info::all(&told))
 }
 
 fn read(path: &Path) -> Result<Value, Failure> {

@@ -1,7 +1,7 @@
 //! `husk guest`.
 
 mod exec;
-mod info;
+pub(super) mod info;
 
 use clap::Subcommand;
 use husk_monitor::client::{self, GuestClient};
