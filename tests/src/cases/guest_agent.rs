@@ -8,23 +8,39 @@ use crate::harness::vm::Vm;
 use crate::harness::{Case, images, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "guest-agent",
-    about: "qemu-ga of Debian: what it tells, commands, a frozen file system that copies clean, and an agent that goes, floods and comes back",
+    about: "qemu-ga of Debian: what it tells, commands, a frozen file system that copies clean, keys of a Secret, the clock, a power-off, and an agent that goes, floods and comes back",
     limit: Duration::from_secs(420),
     run,
 };
 
 const NAME: &str = "agent";
+const FIRST_KEY: &str =
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA first";
+const SECOND_KEY: &str =
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB second";
 
 fn run(ctx: &TestContext) -> Result<()> {
     let image = ctx.path("data.img");
     sh(ctx, &format!("mke2fs -q -t ext4 {} 32M", image.display()))?;
+    let keys = ctx.path("keys");
+    std::fs::create_dir(&keys)?;
+    std::fs::write(keys.join("first"), FIRST_KEY)?;
     let manifest = Manifest::new(NAME)
         .disk("data", json!({"persistentVolumeClaim": {"claimName": "data"}}))
         .volume("data", &image)
+        .volume("keys-access-cred", &keys)
+        .set(
+            "accessCredentials",
+            json!([{"sshPublicKey": {
+                "source": {"secret": {"secretName": "keys"}},
+                "propagationMethod": {"qemuGuestAgent": {"users": ["root"]}},
+            }}]),
+        )
         .small(&images::small("6.12-agent")?, "disks,agent,shell");
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-ports: org.qemu.guest_agent.0")?;
@@ -32,11 +48,13 @@ fn run(ctx: &TestContext) -> Result<()> {
     shell.ok("mkdir /mnt && mount -t ext4 /dev/vda /mnt")?;
     ctx.part("what it tells", || tells(ctx, &shell));
     ctx.part("commands", || commands(ctx));
+    ctx.part("public keys", || public_keys(&keys, &shell));
+    ctx.part("the clock", || clock(ctx, &shell));
     ctx.part("freeze", || freeze(ctx, &shell));
     ctx.part("a forgotten thaw", || forgotten(ctx, &shell));
     ctx.part("an agent that goes and comes back", || gone_and_back(ctx, &shell));
     ctx.part("reset", || reset(ctx, &vm));
-    vm.discard()
+    power_off(&vm)
 }
 
 fn told(ctx: &TestContext) -> Result<Value> {
@@ -176,4 +194,39 @@ fn reset(ctx: &TestContext, vm: &Vm<'_>) -> Result<()> {
     until_told(ctx, |value| {
         value["connected"] == true && value["os"]["kernelRelease"] != ""
     })
+}
+
+/// Keys of a Secret's directory, which gets another one while the VM runs.
+fn public_keys(secret: &Path, shell: &Shell<'_>) -> Result<()> {
+    let has = |key: &str| {
+        until(|| {
+            let keys = shell.ok("cat /root/.ssh/authorized_keys || true")?;
+            Ok(keys.contains(key))
+        })
+        .with_context(|| format!("no key {key}"))
+    };
+    // The account was not there when the agent connected.
+    shell.ok("mkdir -p /etc /root && echo root:x:0:0::/root:/bin/sh > /etc/passwd")?;
+    has(FIRST_KEY)?;
+    std::fs::write(secret.join("second"), SECOND_KEY)?;
+    has(SECOND_KEY)
+}
+
+/// The clock of a VM that was paused is set.
+fn clock(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
+    shell.ok("date -s '2001-02-03 04:05'")?;
+    ctx.run(&["pause", NAME])?.ok()?;
+    ctx.run(&["resume", NAME])?.ok()?;
+    until(|| Ok(!shell.ok("date +%Y")?.contains("2001"))).context("the clock is late")
+}
+
+/// The guest has nothing that reacts to the power button, but its agent does.
+fn power_off(vm: &Vm<'_>) -> Result<()> {
+    let shell = Shell::small(vm)?;
+    let program = "#!/bin/busybox sh\\n/bin/busybox poweroff -f\\n";
+    shell.ok(&format!(
+        "mkdir -p /sbin && printf '{program}' > /sbin/shutdown && chmod 755 /sbin/shutdown"
+    ))?;
+    vm.ctx().run(&["stop", NAME])?.ok()?;
+    vm.powered_off()
 }

@@ -182,6 +182,7 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::sets::CASE,
     kubevirt::end::CASE,
     kubevirt::examples::CASE,
+    kubevirt::guest_agent::CASE,
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
     kubevirt::kills::CASE,

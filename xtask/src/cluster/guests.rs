@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The guest image that they are made of.
-const SMALL: &str = "initramfs-6.12-network";
+const SMALL: &str = "initramfs-6.12-agent";
 const SCRIPT: &str = include_str!("guest/guest.sh");
 /// The disk's boot loader entry.
 const ENTRY: &str = "\

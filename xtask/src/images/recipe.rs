@@ -44,6 +44,7 @@ const CLOUD: &[&str] = &[
     "iputils-ping",
     "kexec-tools",
     "openssh-server",
+    "qemu-guest-agent",
     "sudo",
 ];
 
@@ -124,11 +125,11 @@ const NETWORK: Kind = Kind::Initramfs {
     modules: &["virtio_net", "8021q"],
 };
 
-/// An initramfs with QEMU's guest agent, and a file system that it can freeze.
+/// An initramfs with QEMU's guest agent, a file system that it can freeze, and a network whose addresses it tells.
 const AGENT: Kind = Kind::Initramfs {
-    packages: &["qemu-guest-agent"],
-    programs: &["qemu-ga"],
-    modules: &["virtio_console", "ext4"],
+    packages: &["iproute2", "qemu-guest-agent"],
+    programs: &["ip", "qemu-ga"],
+    modules: &["virtio_console", "ext4", "virtio_net", "8021q"],
 };
 
 /// Every image.

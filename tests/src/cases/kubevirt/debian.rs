@@ -1,4 +1,4 @@
-//! A Debian cloud image from a claim, as a user would run it: cloud-init, `virtctl ssh` and `scp`.
+//! A Debian cloud image from a claim, as a user would run it: cloud-init, `virtctl ssh` and `scp`, the guest agent.
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
@@ -12,12 +12,16 @@ use std::time::{Duration, Instant};
 
 pub const CASE: Case = Case {
     name: "kubevirt-debian",
-    about: "Debian from a claim that waits for its first consumer, with cloud-init from a Secret; virtctl ssh, scp",
+    about: "Debian from a claim that waits for its first consumer, with cloud-init from a Secret; virtctl ssh, scp; the guest agent, a password and new keys",
     limit: Duration::from_secs(1200),
     run,
 };
 
 const VM: &str = "debian";
+/// Secrets with access credentials.
+const KEYS: &str = "debian-keys";
+const PASSWORDS: &str = "debian-passwords";
+const PASSWORD: &str = "open sesame";
 /// Storage class of the disk.
 const CLASS: &str = "local-wait";
 /// Folder of the disk on the node.
@@ -32,26 +36,25 @@ fn run(ctx: &TestContext) -> Result<()> {
         "mkdir -p {DATA} && cp --sparse=always {} {DATA}/disk.img && chown -R 107:107 {DATA}",
         image.display()
     ))?;
-    let key = ctx.path("key");
-    let made = Command::new("ssh-keygen")
-        .args(["-q", "-t", "ed25519", "-N", "", "-f"])
-        .arg(&key)
-        .status()
-        .context("ssh-keygen")?;
-    ensure!(made.success(), "ssh-keygen: {made}");
-    let public = std::fs::read_to_string(key.with_extension("pub"))?;
+    let (key, public) = new_key(ctx, "key")?;
     let [volume, claim] = local_volume(VM, "Filesystem", (DATA, "3Gi"), &c.node()?);
     c.apply(&[storage_class(), waiting(volume), waiting(claim)])?;
     ctx.part("a claim waits for its VM", || {
         // The controller binds other claims within this time.
         std::thread::sleep(Duration::from_secs(3));
         c.until("pvc", VM, ".status.phase", "Pending")?;
-        c.apply(&[user_data(&public), debian()])?;
+        c.apply(&[
+            user_data(&public),
+            secret(KEYS, "key", &public),
+            secret(PASSWORDS, "root", PASSWORD),
+            debian(),
+        ])?;
         c.until("pvc", VM, ".status.phase", "Bound")
     });
-    let key = key.display().to_string();
     ctx.part("ssh", || ssh(c, &key));
     ctx.part("scp", || scp(ctx, c, &key));
+    ctx.part("guest agent", || guest_agent(c));
+    ctx.part("access credentials", || access_credentials(ctx, c, &key));
     ctx.part("stop", || {
         c.virtctl(&["stop", VM])?.ok()?;
         c.until("vm", VM, ".status.printableStatus", "Stopped")
@@ -59,6 +62,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     for (kind, name) in [
         ("vm", VM),
         ("secret", "debian-cloud-init"),
+        ("secret", KEYS),
+        ("secret", PASSWORDS),
         ("pvc", VM),
         ("pv", VM),
         ("storageclass", CLASS),
@@ -69,6 +74,19 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.on_node(&format!("rm -r {DATA}"))?;
     c.delete("pod", "node-shell")?;
     c.until_none("pods")
+}
+
+/// A new key: its path, and its public part.
+fn new_key(ctx: &TestContext, name: &str) -> Result<(String, String)> {
+    let key = ctx.path(name);
+    let made = Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+        .arg(&key)
+        .status()
+        .context("ssh-keygen")?;
+    ensure!(made.success(), "ssh-keygen: {made}");
+    let public = std::fs::read_to_string(key.with_extension("pub"))?;
+    Ok((key.display().to_string(), public))
 }
 
 /// Local volumes that are bound when the first pod is scheduled, so that both are on one node.
@@ -102,7 +120,13 @@ fn user_data(public_key: &str) -> Value {
     })
 }
 
+fn secret(name: &str, key: &str, value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": {key: value}})
+}
+
 fn debian() -> Value {
+    let from = |secret: &str| json!({"secret": {"secretName": secret}});
+    let keys = json!({"qemuGuestAgent": {"users": ["debian"]}});
     json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
@@ -113,6 +137,10 @@ fn debian() -> Value {
                 "metadata": {"labels": {"husk.io/runtime": "true"}},
                 "spec": {
                     "terminationGracePeriodSeconds": 120,
+                    "accessCredentials": [
+                        {"sshPublicKey": {"source": from(KEYS), "propagationMethod": keys}},
+                        {"userPassword": {"source": from(PASSWORDS), "propagationMethod": {"qemuGuestAgent": {}}}},
+                    ],
                     "domain": {
                         "memory": {"guest": "768Mi"},
                         "devices": {
@@ -186,5 +214,54 @@ fn scp(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
         c.virtctl(&words)?.ok()?;
     }
     ensure!(std::fs::read(&back)? == content, "the copy differs");
+    Ok(())
+}
+
+/// What Debian's own agent tells.
+fn guest_agent(c: &KubeVirt<'_>) -> Result<()> {
+    let connected = ".status.conditions[?(@.type==\"AgentConnected\")].status";
+    c.until(VMI, VM, connected, "True")?;
+    c.until(VMI, VM, ".status.guestOSInfo.name", "Debian GNU/Linux")?;
+    c.until(VMI, VM, ".status.guestOSInfo.versionId", "13")?;
+    let info: Value = serde_json::from_str(&c.virtctl(&["guestosinfo", VM])?.ok()?)?;
+    ensure!(info["hostname"] == VM && info["os"]["id"] == "debian", "{info}");
+    c.until_true("the root file system is not listed", || {
+        let listed = c.virtctl(&["fslist", VM])?.ok()?;
+        let list: Value = serde_json::from_str(&listed)?;
+        let mut items = list["items"].as_array().into_iter().flatten();
+        let root = items.find(|item| item["mountPoint"] == "/");
+        let told =
+            root.is_some_and(|root| root["totalBytes"].as_i64() > Some(1 << 30) && root["disk"].is_array());
+        Ok(if told { Ok(()) } else { Err(listed) })
+    })
+}
+
+/// Runs a command in the guest; its exit status and output.
+fn run_by_ssh(c: &KubeVirt<'_>, key: &str, command: &str) -> Result<(i32, String)> {
+    let (target, command) = (format!("debian@vm/{VM}"), format!("--command={command}"));
+    let options = options(key);
+    let mut words = vec!["ssh", target.as_str(), command.as_str()];
+    words.extend(options.iter().map(String::as_str));
+    let done = c.virtctl(&words)?;
+    Ok((done.status, done.text))
+}
+
+/// A password of a Secret is set, and a key that is added to a Secret is accepted.
+fn access_credentials(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
+    let synchronized = ".status.conditions[?(@.type==\"AccessCredentialsSynchronized\")].status";
+    c.until(VMI, VM, synchronized, "True")?;
+    let (status, said) = run_by_ssh(c, key, &format!("echo '{PASSWORD}' | su root -c 'id -u'"))?;
+    ensure!(
+        status == 0 && said.contains('0'),
+        "the password of root: {status} {said}"
+    );
+    let (second, public) = new_key(ctx, "second-key")?;
+    c.apply(&[secret(KEYS, "key", &public)])?;
+    c.until_true("the new key is not accepted", || {
+        let (status, said) = run_by_ssh(c, &second, "hostname")?;
+        Ok(if status == 0 { Ok(()) } else { Err(said) })
+    })?;
+    let (status, _) = run_by_ssh(c, key, "hostname")?;
+    ensure!(status != 0, "the old key is still accepted");
     Ok(())
 }

@@ -4,6 +4,7 @@ pub mod access;
 pub mod debian;
 pub mod end;
 pub mod examples;
+pub mod guest_agent;
 pub mod hotplug;
 pub mod kills;
 pub mod life;
