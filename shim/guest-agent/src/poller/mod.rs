@@ -1,4 +1,5 @@
-//! What to ask the agent, when, and what it last said. The intervals are those of KubeVirt's virt-launcher.
+//! What to ask the agent, when, and what it last said. The intervals are those of KubeVirt's virt-launcher, but for file
+//! systems that are not frozen.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,10 @@ pub struct Intervals {
     pub file_systems: Duration,
     pub users: Duration,
     pub version: Duration,
+    /// While they are frozen, or it is not known.
     pub fs_freeze_status: Duration,
+    /// Only the monitor can have the agent freeze file systems: an answer of *thawed* is not news before that.
+    pub fs_thawed_status: Duration,
 }
 
 impl Default for Intervals {
@@ -67,6 +71,7 @@ impl Default for Intervals {
             users: Duration::from_secs(10),
             version: Duration::from_secs(300),
             fs_freeze_status: Duration::from_secs(5),
+            fs_thawed_status: Duration::from_secs(60),
         }
     }
 }
@@ -91,6 +96,7 @@ pub struct Poller {
     connected: bool,
     paused: bool,
     answers: Answers,
+    fs_thawed_status: Duration,
 }
 
 impl Default for Poller {
@@ -120,6 +126,7 @@ impl Poller {
             connected: false,
             paused: false,
             answers: Answers::default(),
+            fs_thawed_status: intervals.fs_thawed_status,
         }
     }
 
@@ -180,8 +187,14 @@ impl Poller {
             .iter_mut()
             .filter(|schedule| schedule.next.is_some_and(|next| next <= now));
         let schedule = due.min_by_key(|schedule| schedule.next)?;
-        schedule.next = now.checked_add(schedule.interval);
-        schedule.interval = schedule.interval.saturating_mul(2).min(schedule.longest);
+        let thawed = self.answers.fs_freeze_status == Some(FsFreezeStatus::Thawed);
+        let longest = match schedule.query {
+            Query::FsFreezeStatus if thawed => self.fs_thawed_status,
+            _ => schedule.longest,
+        };
+        let interval = schedule.interval.min(longest);
+        schedule.next = now.checked_add(interval);
+        schedule.interval = interval.saturating_mul(2).min(longest);
         Some(schedule.query)
     }
 

@@ -51,6 +51,21 @@ fn a_connection_asks_everything_and_the_intervals_grow() {
 }
 
 #[test]
+fn file_systems_that_are_not_frozen_are_asked_about_less_often() {
+    let now = Instant::now();
+    let mut poller = connected(now);
+    poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Thawed));
+    assert_eq!(
+        times(&mut poller, now, Query::FsFreezeStatus, 200),
+        [0, 5, 15, 35, 75, 135, 195]
+    );
+    let frozen = now + SECOND * 200;
+    poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
+    poller.hurry(Query::FsFreezeStatus, frozen);
+    assert_eq!(times(&mut poller, frozen, Query::FsFreezeStatus, 12), [0, 5, 10]);
+}
+
+#[test]
 fn an_owner_that_is_late_asks_once_and_starves_none() {
     let now = Instant::now();
     let mut poller = connected(now);

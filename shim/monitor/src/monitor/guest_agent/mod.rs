@@ -321,6 +321,7 @@ impl AgentActor {
         let freeze = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
         let already = !freeze.await?;
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
+        self.poller.hurry(Query::FsFreezeStatus, Instant::now());
         Ok(Frozen {
             already,
             thaw_at: self.guard.thaw_at(),
