@@ -21,6 +21,8 @@ pub enum ThreadRole {
     Balloon,
     /// Serves the ports of the console device.
     Console,
+    /// Serves the connections of the vsock device.
+    Vsock,
     /// Executes commands on a SCSI device of the host.
     Lun,
     /// Runs I/O on raw images if io_uring is disabled.
@@ -37,7 +39,7 @@ pub enum ThreadRole {
 
 impl ThreadRole {
     /// All roles.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Control,
         Self::Vcpu,
         Self::Blk,
@@ -47,6 +49,7 @@ impl ThreadRole {
         Self::Rng,
         Self::Balloon,
         Self::Console,
+        Self::Vsock,
         Self::Lun,
         Self::DiskIo,
         Self::Qcow2,
@@ -67,6 +70,7 @@ impl ThreadRole {
                 Self::Rng,
                 Self::Balloon,
                 Self::Console,
+                Self::Vsock,
                 Self::Blocking,
                 Self::Boot,
             ],
@@ -78,6 +82,7 @@ impl ThreadRole {
                 Self::Rng,
                 Self::Balloon,
                 Self::Console,
+                Self::Vsock,
             ],
             Self::Scsi => &[Self::Lun],
             Self::Blocking => &[Self::Qcow2],
@@ -87,6 +92,7 @@ impl ThreadRole {
             | Self::Rng
             | Self::Balloon
             | Self::Console
+            | Self::Vsock
             | Self::Lun
             | Self::DiskIo
             | Self::Qcow2

@@ -192,6 +192,9 @@ const EVENTS: &[AllowedSyscall] = &[
 /// A worker sets its scheduling policy, which decides whether it preempts the vCPU that wakes it.
 const SCHED_POLICY: &[AllowedSyscall] = &[when(SYS_sched_setscheduler, is(0, 0))];
 
+/// One direction of a connection ends.
+const HALF_CLOSE: &[AllowedSyscall] = &[any(SYS_shutdown)];
+
 /// Use of existing rings, whose operations were restricted when they were created.
 const RING: &[AllowedSyscall] = &[any(SYS_io_uring_enter)];
 
@@ -365,6 +368,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
         ThreadRole::Net => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES],
         ThreadRole::NetControl => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES, TAP],
         ThreadRole::Rng | ThreadRole::Balloon | ThreadRole::Console => &[RUNTIME, EVENTS, SCHED_POLICY],
+        ThreadRole::Vsock => &[RUNTIME, EVENTS, SCHED_POLICY, HALF_CLOSE],
         ThreadRole::Lun => &[RUNTIME, SCSI_GENERIC],
         ThreadRole::DiskIo => &[RUNTIME, DISK_CALLS],
         ThreadRole::Qcow2 | ThreadRole::Convert => &[RUNTIME, READ_FILES, WRITE_FILES],

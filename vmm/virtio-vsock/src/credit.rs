@@ -1,0 +1,135 @@
+//! Flow control of a connection (virtio 1.3, section 5.10.6.3): how much each side may send before the other has taken
+//! it. All counters are modulo 2^32.
+
+use crate::packet::Header;
+
+/// Bytes of a connection that the device holds for the host at most: `buf_alloc` of its packets.
+pub(crate) const BUFFER: u32 = 64 << 10;
+
+/// The counters of both directions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Credit {
+    /// Bytes that the guest has sent.
+    received: u32,
+    /// Bytes of those that the host has taken.
+    forwarded: u32,
+    /// `forwarded` as the guest was told last.
+    told: u32,
+    /// Bytes that were sent to the guest.
+    sent: u32,
+    guest_buf_alloc: u32,
+    guest_fwd_cnt: u32,
+}
+
+impl Credit {
+    /// Takes the guest's counters from a packet.
+    pub fn update(&mut self, header: &Header) {
+        (self.guest_buf_alloc, self.guest_fwd_cnt) = (header.buf_alloc, header.fwd_cnt);
+    }
+
+    /// Bytes that may be sent to the guest.
+    pub fn guest_room(&self) -> u32 {
+        let under_way = self.sent.wrapping_sub(self.guest_fwd_cnt);
+        self.guest_buf_alloc.saturating_sub(under_way)
+    }
+
+    pub fn sent(&mut self, bytes: u32) {
+        self.sent = self.sent.wrapping_add(bytes);
+    }
+
+    /// Counts bytes from the guest. Returns false if it had no credit for them.
+    #[must_use]
+    pub fn receive(&mut self, bytes: u32) -> bool {
+        let held = self.received.wrapping_sub(self.forwarded);
+        let fits = bytes <= BUFFER - held;
+        if fits {
+            self.received = self.received.wrapping_add(bytes);
+        }
+        fits
+    }
+
+    /// Counts bytes that have left the buffer.
+    pub fn forward(&mut self, bytes: u32) {
+        self.forwarded = self.forwarded.wrapping_add(bytes);
+    }
+
+    /// True if the guest believes that less than half of the buffer is free, and more is.
+    pub fn is_update_due(&self) -> bool {
+        self.forwarded != self.told && self.received.wrapping_sub(self.told) > BUFFER / 2
+    }
+
+    /// Writes the counters into a packet, which tells the guest.
+    pub fn tell(&mut self, header: &mut Header) {
+        (header.buf_alloc, header.fwd_cnt) = (BUFFER, self.forwarded);
+        self.told = self.forwarded;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_guest_may_fill_the_buffer_and_no_more() {
+        let mut credit = Credit::default();
+        assert!(credit.receive(BUFFER));
+        assert!(!credit.receive(1));
+        assert!(!credit.is_update_due(), "nothing is free");
+        credit.forward(10);
+        assert!(credit.is_update_due());
+        credit.tell(&mut Header::default());
+        assert!(!credit.is_update_due());
+        assert!(credit.receive(10) && !credit.receive(1));
+    }
+
+    #[test]
+    fn a_guest_that_has_taken_more_than_was_sent_gets_nothing() {
+        let mut credit = Credit::default();
+        let guest = |buf_alloc, fwd_cnt| Header {
+            buf_alloc,
+            fwd_cnt,
+            ..Header::default()
+        };
+        credit.update(&guest(100, 0));
+        credit.sent(60);
+        assert_eq!(credit.guest_room(), 40);
+        credit.update(&guest(100, 61));
+        assert_eq!(credit.guest_room(), 0);
+        credit.update(&guest(30, 0));
+        assert_eq!(credit.guest_room(), 0, "a buffer that shrinks");
+        credit.update(&guest(100, 60));
+        assert_eq!(credit.guest_room(), 100);
+    }
+
+    proptest! {
+        /// Two sides that obey never stall, beyond 2^32 bytes too.
+        #[test]
+        fn an_obedient_sender_is_never_refused(
+            start: u32,
+            steps in prop::collection::vec((0..2 * BUFFER, 0..2 * BUFFER), 1..200),
+        ) {
+            let mut device = Credit { received: start, forwarded: start, told: start, ..Credit::default() };
+            let mut guest = Credit { sent: start, ..Credit::default() };
+            let mut held = 0;
+            let mut header = Header::default();
+            device.tell(&mut header);
+            guest.update(&header);
+            for (send, take) in steps {
+                let send = send.min(guest.guest_room());
+                guest.sent(send);
+                prop_assert!(device.receive(send));
+                held += send;
+                let take = take.min(held);
+                held -= take;
+                device.forward(take);
+                if device.is_update_due() {
+                    device.tell(&mut header);
+                    guest.update(&header);
+                }
+                prop_assert!(held > 0 || guest.guest_room() > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The device model: features, configuration space, and the worker of the active device.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::Receiver;
+
+use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
+use husk_devices::worker::Worker;
+use husk_seccomp::ThreadRole;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use crate::connections::{Connections, RequestFn};
+use crate::handle::{Message, VsockHandle};
+use crate::queues::{PacketQueues, RECEIVE, TRANSMIT};
+use crate::worker::{StoppedVsock, VsockWorker};
+
+/// VIRTIO_VSOCK_F_STREAM
+const STREAM: u64 = 1;
+/// Receive, transmit and event queue. Linux gives the receive queue a buffer of 4 KiB for each entry.
+const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
+
+/// A virtio socket device (virtio 1.3, section 5.10) with stream sockets.
+pub struct Vsock {
+    guest_cid: u64,
+    ids: Arc<AtomicU64>,
+    on_request: RequestFn,
+    handle: VsockHandle,
+    /// The connections as the driver left them, and what the host wants, while the device is quiesced.
+    stopped: Option<(Connections, Receiver<Message>)>,
+    worker: Option<Worker<StoppedVsock>>,
+}
+
+impl std::fmt::Debug for Vsock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vsock")
+            .field("guest_cid", &self.guest_cid)
+            .field("active", &self.worker.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Vsock {
+    /// A device whose guest has the given CID, at least 3.
+    ///
+    /// # Errors
+    /// The kernel refuses an eventfd.
+    pub fn new(guest_cid: u32, on_request: RequestFn) -> io::Result<(Self, VsockHandle)> {
+        let handle = VsockHandle::new()?;
+        let device = Self {
+            guest_cid: guest_cid.into(),
+            ids: Arc::default(),
+            on_request,
+            handle: handle.clone(),
+            stopped: None,
+            worker: None,
+        };
+        Ok((device, handle))
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn name(&self) -> &str {
+        "vsock"
+    }
+
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    fn pci_class(&self) -> [u8; 3] {
+        [0x07, 0x80, 0x00]
+    }
+
+    fn features(&self) -> u64 {
+        STREAM | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config_size(&self) -> u16 {
+        8
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        config_space::read(&self.guest_cid.to_le_bytes(), offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let mut queues: [Option<ActiveQueue>; QUEUE_SIZES.len()] = [const { None }; _];
+        for queue in activation.queues {
+            if let Some(slot) = queues.get_mut(usize::from(queue.index)) {
+                *slot = Some(queue);
+            }
+        }
+        let [receive, transmit, event_queue] = queues;
+        let missing = |index: usize| ActivateError::MissingQueue(index as u16);
+        let receive = receive.ok_or(missing(RECEIVE))?;
+        let transmit = transmit.ok_or(missing(TRANSMIT))?;
+        let (connections, messages) = match self.stopped.take() {
+            Some(stopped) => stopped,
+            None => {
+                let (ids, on_request) = (Arc::clone(&self.ids), Arc::clone(&self.on_request));
+                (
+                    Connections::new(self.guest_cid, ids, on_request)?,
+                    self.handle.open(),
+                )
+            }
+        };
+        let on_panic = {
+            let (interrupt, handle) = (Arc::clone(&activation.interrupt), self.handle.clone());
+            move |message: &str| {
+                interrupt.needs_reset(message);
+                handle.close();
+            }
+        };
+        let worker = VsockWorker {
+            queues: PacketQueues {
+                receive,
+                transmit,
+                mem: activation.mem,
+                interrupt: activation.interrupt,
+                packet: Vec::new(),
+                readable: Vec::new(),
+                writable: Vec::new(),
+            },
+            event_queue,
+            connections,
+            messages,
+            handle: self.handle.clone(),
+        };
+        let body = move |stop: &_| worker.run(stop);
+        self.worker = Some(Worker::spawn(ThreadRole::Vsock, "vsock", on_panic, body)?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.quiesce();
+        self.handle.close();
+        self.stopped = None;
+    }
+
+    fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
+        match self.worker.take()?.stop() {
+            Ok(stopped) => {
+                self.stopped = Some((stopped.connections, stopped.messages));
+                Some(stopped.queues)
+            }
+            Err(error) => {
+                tracing::error!(%error, "the vsock device's queues are lost");
+                None
+            }
+        }
+    }
+}
