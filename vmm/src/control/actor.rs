@@ -17,7 +17,7 @@ use super::config::{self, VmParts};
 use super::console::Console;
 use super::ports::PortStates;
 use super::service::{Reply, VmmCommand, VmmHandle};
-use super::{discs, disks, nics};
+use super::{discs, disks, nics, vsock};
 use crate::boot::{BootError, KernelSource, LoadedKernel};
 use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
 use crate::vcpu::VcpuEvent;
@@ -78,6 +78,9 @@ pub struct VmmActor {
     alarm: watch::Receiver<Option<Instant>>,
     alarm_sender: watch::Sender<Option<Instant>>,
     ports: watch::Sender<PortStates>,
+    vsock_sender: mpsc::Sender<pb::VsockRequest>,
+    /// Until the monitor reads them.
+    vsock_requests: Option<mpsc::Receiver<pb::VsockRequest>>,
     running: Option<RunningVm>,
     state: State,
     booted_from: String,
@@ -125,6 +128,7 @@ impl VmmActor {
         let (machine_sender, machine_events) = mpsc::unbounded_channel();
         let (alarm_sender, alarm) = watch::channel(None);
         let (ports, port_states) = watch::channel(PortStates::default());
+        let (vsock_sender, vsock_requests) = vsock::requests();
         let actor = Self {
             mailbox,
             fds: fds.clone(),
@@ -134,6 +138,8 @@ impl VmmActor {
             alarm,
             alarm_sender,
             ports,
+            vsock_sender,
+            vsock_requests: Some(vsock_requests),
             running: None,
             state: State::Empty,
             booted_from: String::new(),
@@ -297,6 +303,15 @@ impl VmmActor {
                 Ok(machine) => answer(reply, discs::eject(machine.scsi().clone(), id)),
                 Err(status) => drop(reply.send(Err(status))),
             },
+            VmmCommand::Vsock(command, reply) => {
+                let machine = self.machine();
+                let _ = reply.send(machine.and_then(|m| vsock::carry_out(m.vsock(), command)));
+            }
+            VmmCommand::VsockRequests(reply) => {
+                let requests = self.vsock_requests.take();
+                let _ =
+                    reply.send(requests.ok_or_else(|| Status::failed_precondition("they are read already")));
+            }
         }
         None
     }
@@ -351,6 +366,8 @@ impl VmmActor {
             guest_open: Arc::new(move |name, open| {
                 ports.send_if_modified(|states| states.set(name, open));
             }),
+            // Nor these, for the same reason.
+            vsock_request: vsock::request_fn(self.vsock_sender.clone()),
         }
     }
 

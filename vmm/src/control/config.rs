@@ -12,7 +12,7 @@ use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::{disks, fields, nics, ports};
+use super::{disks, fields, nics, ports, vsock};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
@@ -117,6 +117,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         rng: config.rng,
         balloon: config.balloon,
         ports: port_setups,
+        vsock_cid: vsock::cid(config.vsock_cid)?,
         rtc_offset: config.rtc_offset_seconds,
     };
     Ok(VmParts {

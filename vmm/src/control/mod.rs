@@ -11,6 +11,7 @@ mod nics;
 mod passthrough;
 mod ports;
 mod service;
+mod vsock;
 
 pub use actor::VmExit;
 pub use connection::run;

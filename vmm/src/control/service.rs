@@ -7,12 +7,16 @@ use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb};
 use husk_virtio_net::NetSetup;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{BroadcastStream, ReceiverStream},
+};
 use tonic::{Request, Response, Status};
 
 use super::fields::missing;
 use super::nics;
 use super::ports::{EventStream, PortStates};
+use super::vsock::{self, VsockCommand};
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -56,6 +60,10 @@ pub enum VmmCommand {
     InsertDisc(Box<pb::Disk>, Reply<u64>),
     /// Ejects the disc of the drive with this id.
     EjectDisc(String, Reply<()>),
+    /// Begins a connection of the vsock device.
+    Vsock(VsockCommand, Reply<()>),
+    /// Returns the guest's requests for such connections, once.
+    VsockRequests(Reply<mpsc::Receiver<pb::VsockRequest>>),
 }
 
 /// Handle of the control actor.
@@ -79,6 +87,7 @@ impl VmmHandle {
 #[tonic::async_trait]
 impl Vmm for VmmHandle {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type VsockRequestsStream = Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
     async fn create(
         &self,
@@ -225,5 +234,31 @@ impl Vmm for VmmHandle {
         let pb::SetLinkRequest { id, up } = request.into_inner();
         self.ask(|reply| VmmCommand::SetLink { id, up, reply }).await?;
         Ok(Response::new(pb::SetLinkResponse {}))
+    }
+
+    async fn connect_vsock(
+        &self,
+        request: Request<pb::ConnectVsockRequest>,
+    ) -> Result<Response<pb::ConnectVsockResponse>, Status> {
+        let command = vsock::connect(&self.fds, request.into_inner()).await?;
+        self.ask(|reply| VmmCommand::Vsock(command, reply)).await?;
+        Ok(Response::new(pb::ConnectVsockResponse {}))
+    }
+
+    async fn vsock_requests(
+        &self,
+        _: Request<pb::VsockRequestsRequest>,
+    ) -> Result<Response<Self::VsockRequestsStream>, Status> {
+        let requests = self.ask(VmmCommand::VsockRequests).await?.into_inner();
+        Ok(Response::new(Box::pin(ReceiverStream::new(requests).map(Ok))))
+    }
+
+    async fn answer_vsock(
+        &self,
+        request: Request<pb::AnswerVsockRequest>,
+    ) -> Result<Response<pb::AnswerVsockResponse>, Status> {
+        let command = vsock::answer(&self.fds, request.into_inner()).await?;
+        self.ask(|reply| VmmCommand::Vsock(command, reply)).await?;
+        Ok(Response::new(pb::AnswerVsockResponse {}))
     }
 }

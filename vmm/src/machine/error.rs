@@ -65,6 +65,9 @@ pub enum MachineError {
     /// The console device.
     #[error("console: {0}")]
     Console(io::Error),
+    /// The vsock device.
+    #[error("vsock: {0}")]
+    Vsock(io::Error),
     /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),

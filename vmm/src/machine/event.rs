@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use husk_virtio_console::GuestOpenFn;
+use husk_virtio_vsock::RequestFn;
 
 use crate::vcpu::VcpuEvent;
 
@@ -35,6 +36,8 @@ pub struct Callbacks {
     pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
     /// Takes the name of a port of the console device, and whether the guest has it open.
     pub guest_open: GuestOpenFn,
+    /// Takes a request of the guest to connect to the host by vsock.
+    pub vsock_request: RequestFn,
 }
 
 impl std::fmt::Debug for Callbacks {

@@ -14,6 +14,7 @@ use husk_virtio_blk::BlkHandle;
 use husk_virtio_console::PortSetup;
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
+use husk_virtio_vsock::VsockHandle;
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
 };
@@ -71,6 +72,8 @@ pub struct MachineConfig {
     pub balloon: bool,
     /// Ports of the console device, which a machine without ports does not have.
     pub ports: Vec<PortSetup>,
+    /// CID of the guest, at least 3. None: no vsock device.
+    pub vsock_cid: Option<u32>,
     /// Offset of the CMOS clock from UTC in seconds.
     pub rtc_offset: i64,
 }
@@ -86,6 +89,7 @@ pub struct Machine {
     devices: DeviceRegistry,
     legacy: LegacyDevices,
     scsi: ScsiHandle,
+    vsock: Option<VsockHandle>,
     vcpus: Vec<Vcpu>,
     irqchips: [kvm_irqchip; 3],
     halted: Arc<AtomicBool>,
@@ -162,9 +166,10 @@ impl Machine {
             balloon: config.balloon.then_some(reporting),
             scsi: config.scsi,
             ports: config.ports,
+            vsock_cid: config.vsock_cid,
             vcpus,
         };
-        let (built, scsi) = virtio::build(plan, &event, callbacks.guest_open)?;
+        let built = virtio::build(plan, &event, callbacks.guest_open, callbacks.vsock_request)?;
         let mut devices = DeviceRegistry::new(
             root,
             (legacy.hotplug.clone(), ejected),
@@ -172,7 +177,7 @@ impl Machine {
             KvmInterrupts(interrupts),
             layout.pci_mmio64.start,
         );
-        devices.add_boot_devices(built)?;
+        devices.add_boot_devices(built.devices)?;
 
         let vcpus = spawn_vcpus(
             host,
@@ -195,7 +200,8 @@ impl Machine {
             identity: config.identity,
             devices,
             legacy,
-            scsi,
+            scsi: built.scsi,
+            vsock: built.vsock,
             vcpus,
             irqchips,
             halted,
@@ -335,6 +341,11 @@ impl Machine {
     /// The SCSI controller.
     pub fn scsi(&self) -> &ScsiHandle {
         &self.scsi
+    }
+
+    /// The vsock device.
+    pub fn vsock(&self) -> Option<&VsockHandle> {
+        self.vsock.as_ref()
     }
 
     /// The NICs.

@@ -1,5 +1,5 @@
 //! Creates the virtio devices of a machine, in slot order: NICs first, because guests name them by their slots and a
-//! further disk must not rename them; then disks in the manifest's order; the SCSI controller and the console last.
+//! further disk must not rename them; then disks in the manifest's order; the SCSI controller, the console and vsock last.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use husk_virtio_blk::{Blk, BlkSetup};
 use husk_virtio_console::{Console, GuestOpenFn, PortSetup};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle, VirtioScsi};
+use husk_virtio_vsock::{RequestFn, Vsock, VsockHandle};
 
 use super::error::MachineError;
 use super::event::{EventFn, VmEvent};
@@ -45,16 +46,23 @@ pub(super) struct DevicePlan {
     pub scsi: Vec<NewUnit>,
     /// Ports of the console device. None: no such device.
     pub ports: Vec<PortSetup>,
+    /// CID of the guest. None: no vsock device.
+    pub vsock_cid: Option<u32>,
     pub vcpus: u32,
 }
 
-/// Devices in slot order, and the SCSI controller's handle.
-pub(super) type BuiltDevices = (Vec<(Box<dyn VirtioDevice>, DeviceHandle)>, ScsiHandle);
+/// Devices in slot order, and handles of those that are found by their kind.
+pub(super) struct BuiltDevices {
+    pub devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)>,
+    pub scsi: ScsiHandle,
+    pub vsock: Option<VsockHandle>,
+}
 
 pub(super) fn build(
     plan: DevicePlan,
     event: &EventFn,
     guest_open: GuestOpenFn,
+    vsock_request: RequestFn,
 ) -> Result<BuiltDevices, MachineError> {
     let mut devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)> = Vec::new();
     for (slot, setup) in (1..=u8::MAX).zip(plan.nics) {
@@ -104,5 +112,11 @@ pub(super) fn build(
         let console = Console::new(plan.ports, guest_open).map_err(MachineError::Console)?;
         devices.push((Box::new(console), DeviceHandle::None));
     }
-    Ok((devices, scsi))
+    let mut vsock = None;
+    if let Some(cid) = plan.vsock_cid {
+        let (device, handle) = Vsock::new(cid, vsock_request).map_err(MachineError::Vsock)?;
+        devices.push((Box::new(device), DeviceHandle::None));
+        vsock = Some(handle);
+    }
+    Ok(BuiltDevices { devices, scsi, vsock })
 }

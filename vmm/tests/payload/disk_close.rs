@@ -63,12 +63,14 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
         rng: true,
         balloon: true,
         ports: Vec::new(),
+        vsock_cid: None,
         rtc_offset: 0,
     };
     let callbacks = Callbacks {
         event: Arc::new(|_| {}),
         alarm: Arc::new(|_| {}),
         guest_open: Arc::new(|_, _| {}),
+        vsock_request: Arc::new(|_, _| false),
     };
     let serial_events = SerialEvents {
         output_ready: eventfd().unwrap(),

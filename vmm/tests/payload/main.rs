@@ -15,6 +15,7 @@ mod nics;
 mod ports;
 mod rig;
 mod vcpus;
+mod vsock;
 #[allow(dead_code, reason = "only virtio-net's tests use all of it")]
 #[path = "../../virtio-net/tests/wire/mod.rs"]
 mod wire;

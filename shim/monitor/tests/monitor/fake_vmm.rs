@@ -192,6 +192,7 @@ impl Fake {
 #[tonic::async_trait]
 impl Vmm for Fake {
     type EventsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type VsockRequestsStream = tokio_stream::Pending<Result<pb::VsockRequest, Status>>;
 
     async fn create(
         &self,
@@ -493,5 +494,26 @@ impl Vmm for Fake {
         let pb::SetLinkRequest { id, up } = request.into_inner();
         self.say(&format!("link of {id} {up}\n"));
         Ok(Response::new(pb::SetLinkResponse {}))
+    }
+
+    async fn connect_vsock(
+        &self,
+        _: Request<pb::ConnectVsockRequest>,
+    ) -> Result<Response<pb::ConnectVsockResponse>, Status> {
+        Err(Status::unimplemented("no vsock"))
+    }
+
+    async fn vsock_requests(
+        &self,
+        _: Request<pb::VsockRequestsRequest>,
+    ) -> Result<Response<Self::VsockRequestsStream>, Status> {
+        Ok(Response::new(tokio_stream::pending()))
+    }
+
+    async fn answer_vsock(
+        &self,
+        _: Request<pb::AnswerVsockRequest>,
+    ) -> Result<Response<pb::AnswerVsockResponse>, Status> {
+        Err(Status::unimplemented("no vsock"))
     }
 }

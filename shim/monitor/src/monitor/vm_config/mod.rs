@@ -116,6 +116,7 @@ impl PreparedConfig {
                 .into_iter()
                 .map(|open| port(open, &mut fd))
                 .collect(),
+            vsock_cid: 0,
         };
         PreparedConfig { config, descriptors }
     }
