@@ -41,11 +41,11 @@ pub(crate) fn check_limits(vmi: &Vmi) -> Vec<FieldError> {
 }
 
 /// Checks the number of PCI slots: each interface and each virtio disk needs one; the SCSI controller needs one for any
-/// number of disks, and the console device one for any number of ports.
+/// number of disks, and the console and vsock devices one each.
 fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let devices = &vmi.spec.domain.devices;
     let balloon = devices.autoattach_mem_balloon.unwrap_or(true);
-    let others = 2 + usize::from(devices.rng.is_some()) + usize::from(balloon);
+    let others = 3 + usize::from(devices.rng.is_some()) + usize::from(balloon);
     let (interfaces, most) = (nics::effective_interfaces(vmi).len(), FUNCTIONS - others);
     if interfaces > most {
         let path = vmi.at("domain.devices.interfaces");

@@ -89,18 +89,18 @@ fn disks_on_bus_virtio_need_a_slot_each() {
     };
     let field = "spec.domain.devices.disks";
     let text = format!(
-        "{field} has 40 disks on bus virtio, but a VM with these devices has at most 27; use bus scsi for more"
+        "{field} has 40 disks on bus virtio, but a VM with these devices has at most 26; use bus scsi for more"
     );
     refused(&disks(40, "virtio"), INVALID, field, &text);
-    assert_eq!(faults(&with(&disks(27, "virtio"))), []);
+    assert_eq!(faults(&with(&disks(26, "virtio"))), []);
     assert_eq!(faults(&with(&disks(40, "scsi"))), []);
     let but = |count, field, value| {
         let mut changes = disks(count, "virtio").to_vec();
         changes.push((field, value));
         faults(&with(&changes)).len()
     };
-    assert_eq!(but(27, "domain/devices/rng", json!({})), 1);
-    assert_eq!(but(28, "domain/devices/autoattachPodInterface", json!(false)), 0);
+    assert_eq!(but(26, "domain/devices/rng", json!({})), 1);
+    assert_eq!(but(27, "domain/devices/autoattachPodInterface", json!(false)), 0);
 }
 
 #[test]
@@ -118,12 +118,12 @@ fn interfaces_need_a_slot_each() {
         ]
     };
     let field = "spec.domain.devices.interfaces";
-    let text = format!("{field} has 30 interfaces; a VM with these devices has at most 28");
+    let text = format!("{field} has 30 interfaces; a VM with these devices has at most 27");
     refused(&nics(30), INVALID, field, &text);
-    assert_eq!(faults(&with(&nics(27))), [], "and a disk");
+    assert_eq!(faults(&with(&nics(26))), [], "and a disk");
     let disks = "spec.domain.devices.disks";
     let text = format!(
         "{disks} has 1 disks on bus virtio, but a VM with these devices has at most 0; use bus scsi for more"
     );
-    refused(&nics(28), INVALID, disks, &text);
+    refused(&nics(27), INVALID, disks, &text);
 }
