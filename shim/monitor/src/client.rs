@@ -1,10 +1,12 @@
-//! The connection to a VM's monitor.
+//! The connection to a VM's monitor, and to its guest.
 
-use std::os::fd::AsRawFd;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use rustix::fs::{Mode, OFlags};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
@@ -37,6 +39,56 @@ pub enum ConnectError {
     },
 }
 
+/// Most bytes of an answer on vsock.sock.
+const ANSWER_BYTES: usize = 32;
+
+/// An error of connecting to a port of the guest.
+#[derive(Debug, thiserror::Error)]
+pub enum VsockConnectError {
+    /// The directory is gone: the VM has ended.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The VM's vsock.sock does not let this program in.
+    #[error("vsock.sock of {namespace}/{name}")]
+    Socket {
+        /// The VM's namespace.
+        namespace: String,
+        /// The VM's name.
+        name: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The connection was closed without an answer.
+    #[error(
+        "the guest refuses vsock port {0}: no program of it listens there, or its vsock driver is not loaded"
+    )]
+    Refused(u32),
+}
+
+/// Connects to a port of the guest by vsock.
+pub async fn connect_vsock(vm: &VmDir, port: u32) -> Result<UnixStream, VsockConnectError> {
+    let failed = |source| VsockConnectError::Socket {
+        namespace: vm.namespace().into(),
+        name: vm.name().into(),
+        source,
+    };
+    let dir = open_dir(vm)?;
+    let path = format!("/proc/self/fd/{}/vsock.sock", dir.as_raw_fd());
+    let mut stream = UnixStream::connect(path).await.map_err(failed)?;
+    let refused = |_| VsockConnectError::Refused(port);
+    stream
+        .write_all(format!("CONNECT {port}\n").as_bytes())
+        .await
+        .map_err(refused)?;
+    // The answer is "OK PORT". What follows it is the guest's.
+    for _ in 0..ANSWER_BYTES {
+        if stream.read_u8().await.map_err(refused)? == b'\n' {
+            return Ok(stream);
+        }
+    }
+    Err(VsockConnectError::Refused(port))
+}
+
 /// Connects to the monitor of a VM that [`crate::state::RuntimeDir`] listed or found.
 pub async fn connect(vm: &VmDir) -> Result<PodClient, ConnectError> {
     Ok(Service::new(channel(vm).await?))
@@ -47,17 +99,22 @@ pub async fn connect_guest(vm: &VmDir) -> Result<GuestClient, ConnectError> {
     Ok(guest_client::GuestClient::new(channel(vm).await?))
 }
 
-async fn channel(vm: &VmDir) -> Result<Channel, ConnectError> {
-    // A Unix socket address holds 108 bytes. The path of a VM may be longer, but is short through the open directory.
+/// Opens the directory of a VM. A Unix socket address holds 108 bytes. The path of a VM may be longer, but is short
+/// through the open directory.
+fn open_dir(vm: &VmDir) -> Result<OwnedFd, StateError> {
     let open = rustix::fs::open(
         vm.path(),
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let dir = open.map_err(|_| StateError::NotFound {
+    open.map_err(|_| StateError::NotFound {
         namespace: vm.namespace().into(),
         name: vm.name().into(),
-    })?;
+    })
+}
+
+async fn channel(vm: &VmDir) -> Result<Channel, ConnectError> {
+    let dir = open_dir(vm)?;
     let endpoint = Endpoint::from_static("http://pod").connect_timeout(Duration::from_secs(5));
     let connector = tower::service_fn(move |_| {
         let path = format!("/proc/self/fd/{}/pod.sock", dir.as_raw_fd());

@@ -1,4 +1,4 @@
-//! The sockets pod.sock and fds.sock, which only the VM's owner and root may use.
+//! The sockets pod.sock, fds.sock and vsock.sock, which only the VM's owner and root may use.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,9 +18,12 @@ const DESCRIPTORS: usize = 64;
 /// Backlog of fds.sock.
 const BACKLOG: i32 = 16;
 
-/// Listens on `pod.sock` in `dir`, for this user and root.
-pub(super) fn serve_calls(dir: &Path) -> io::Result<impl Stream<Item = io::Result<UnixStream>> + use<>> {
-    let listener = at(dir, "pod.sock", |path| UnixListener::bind(path))?;
+/// Listens on a stream socket in `dir`, for this user and root.
+pub(super) fn serve_streams(
+    dir: &Path,
+    name: &str,
+) -> io::Result<impl Stream<Item = io::Result<UnixStream>> + use<>> {
+    let listener = at(dir, name, |path| UnixListener::bind(path))?;
     Ok(
         UnixListenerStream::new(listener).filter(|connection| match connection {
             Ok(connection) => may_connect(connection),
@@ -44,15 +47,17 @@ pub(super) fn serve_descriptors(dir: &Path) -> io::Result<FdReceiver> {
 /// Creates a socket in `dir` with mode 0600.
 fn at<T>(dir: &Path, name: &str, bind: impl FnOnce(&str) -> io::Result<T>) -> io::Result<T> {
     // A socket address holds 108 bytes. Through the open directory it is short for any VM name.
-    let dir: OwnedFd = open(
-        dir,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let dir = open_dir(dir)?;
     let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
     let bound = bind(&path)?;
     chmod(&path, Mode::RUSR | Mode::WUSR)?;
     Ok(bound)
+}
+
+/// Opens a directory for paths through `/proc/self/fd`.
+pub(super) fn open_dir(dir: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(open(dir, flags, Mode::empty())?)
 }
 
 fn may_connect(connection: &impl AsFd) -> bool {
@@ -94,7 +99,7 @@ mod tests {
     #[tokio::test]
     async fn sockets_are_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let mut calls = serve_calls(dir.path()).unwrap();
+        let mut calls = serve_streams(dir.path(), "pod.sock").unwrap();
         let _descriptors = serve_descriptors(dir.path()).unwrap();
         for name in ["pod.sock", "fds.sock"] {
             let metadata = std::fs::metadata(dir.path().join(name)).unwrap();
@@ -110,7 +115,7 @@ mod tests {
     #[ignore = "needs root"]
     async fn other_users_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let mut calls = serve_calls(dir.path()).unwrap();
+        let mut calls = serve_streams(dir.path(), "pod.sock").unwrap();
         let path = dir.path().join("pod.sock");
         let foreign = |path| tokio::task::spawn_blocking(move || as_nobody(path));
         let refused = foreign(path.clone()).await.unwrap().unwrap_err();

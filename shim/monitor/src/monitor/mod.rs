@@ -45,6 +45,7 @@ mod vm_error;
 mod vmm_connection;
 mod vmm_events;
 mod volume_files;
+mod vsock;
 
 use std::process::ExitCode;
 use std::time::Duration;

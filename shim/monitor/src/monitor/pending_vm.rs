@@ -87,7 +87,7 @@ impl PendingVm {
         identity: VmiIdentity,
     ) -> Result<PendingVm, EmbeddedVmError> {
         let claimed = runtime.claim_launcher(pod_uid)?;
-        let incoming = match listener::serve_calls(claimed.dir().path()) {
+        let incoming = match listener::serve_streams(claimed.dir().path(), "pod.sock") {
             Ok(incoming) => incoming,
             Err(error) => {
                 super::remove_dir(claimed);

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
 use super::status::StatusPublisher;
 use super::vm::VmActor;
+use super::vsock::vsock_actor;
 use super::{guest_agent, listener, stdio};
 use crate::console::Console;
 use crate::launch::StartMode;
@@ -47,6 +49,8 @@ pub(super) struct Supervisor {
     ports: Vec<GuestPort>,
     agent: AgentActor,
     credentials: CredentialsPlan,
+    /// Serves vsock connections until the VM ends.
+    vsock: Pin<Box<dyn Future<Output = ()> + Send>>,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) agent_handle: AgentHandle,
@@ -76,7 +80,7 @@ impl Supervisor {
             .then(|| Console::start(console, dir.console_log()));
         let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
         let (channel, agent_port) = guest_channel(AGENT_PORT)?;
-        let incoming = listener::serve_calls(dir.path())?;
+        let incoming = listener::serve_streams(dir.path(), "pod.sock")?;
         let descriptors = listener::serve_descriptors(dir.path())?;
 
         let (plan, credentials) = (Arc::new(plan.clone()), plan.credentials);
@@ -100,6 +104,7 @@ impl Supervisor {
             publisher.subscribe(),
             guest_agent::needs(&plan.credentials),
         );
+        let vsock = vsock_actor(dir.path(), vmm.clone())?;
         let handle = VmHandle::new(handle, vmm, publisher.subscribe());
         let service = Service::new(ServiceParts {
             plan,
@@ -126,6 +131,7 @@ impl Supervisor {
             ports: vec![agent_port],
             agent,
             credentials,
+            vsock: Box::pin(vsock.run()),
             status_server: StatusServer {
                 publisher,
                 finish,
@@ -143,6 +149,7 @@ impl Supervisor {
         drop((self.console, self.handle));
         tokio::spawn(guest_agent::propagate(self.credentials, self.agent_handle));
         tokio::spawn(self.agent.run());
+        tokio::spawn(self.vsock);
         let final_status = tokio::select! {
             final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,
             // The actor of the disks is stopped with the VM.

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::fds::FdSender;
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::vmm_client::VmmClient;
 use husk_proto::vmm::v1::{Event, ResumeRequest, ShutdownRequest, StopRequest};
@@ -37,10 +38,11 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// Timeout of one press of the power button. Shorter than the interval between presses.
 const PRESS_WITHIN: Duration = Duration::from_secs(4);
 
-/// A running VMM: its client and process id.
+/// A running VMM: its client, the socket that passes descriptors to it, and its process id.
 #[derive(Debug, Clone)]
 pub(super) struct RunningVmm {
     pub(super) client: VmmClient<Channel>,
+    pub(super) fds: Arc<FdSender>,
     pub(super) pid: u32,
 }
 
@@ -207,6 +209,7 @@ impl VmActor {
         self.disks.vm_started(connection, probes).await;
         self.running.send_replace(Some(RunningVmm {
             client: vmm.client(),
+            fds: vmm.fds().clone(),
             pid: vmm.pid().unwrap_or(0),
         }));
         let mut last = None;

@@ -3,7 +3,7 @@
 //! ```text
 //! RUNTIME/.lock                      held to claim or remove a VM's directory; its text marks RUNTIME as Husk's
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
-//!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log netns.json
+//!                        plan.json vmi.json pod.sock fds.sock vsock.sock console.log monitor.log netns.json
 //!                        network-DEVICE.json launcher
 //! RUNTIME/.ended/POD-UID             how the VM of a launcher pod ended
 //! RUNTIME/.files/NAMESPACE:NAME/     files of Secrets and ConfigMaps, while the VM of a `husk service` starts

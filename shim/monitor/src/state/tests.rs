@@ -226,3 +226,29 @@ fn a_runtime_directory_with_other_files_is_kept() {
         assert!(runtime.remove_if_unused().unwrap());
     }
 }
+
+#[test]
+fn sockets_of_programs_that_wait_for_the_guest_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = RuntimeDir::at(dir.path().join("husk"));
+    let vm = runtime.claim("default", "a").unwrap();
+    let path = vm.dir().path().to_owned();
+    for name in ["vsock.sock", "vsock.sock_0", "vsock.sock_4294967295"] {
+        fs::write(path.join(name), "").unwrap();
+    }
+    vm.remove().unwrap();
+    assert!(!path.exists());
+    for name in [
+        "vsock.sock_",
+        "vsock.sock_+1",
+        "vsock.sock_4294967296",
+        "vsock.sock_1.log",
+    ] {
+        let vm = runtime.claim("default", "a").unwrap();
+        let other = path.join(name);
+        fs::write(&other, "").unwrap();
+        vm.remove().unwrap_err();
+        fs::remove_file(&other).unwrap();
+        assert_eq!(runtime.remove_abandoned().unwrap().len(), 1);
+    }
+}

@@ -15,10 +15,11 @@ const LAUNCHER: &str = "launcher";
 
 pub(super) const PID: &str = "monitor.pid";
 /// All files of a VM's directory except monitor.pid and the saved state of its network.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     LAUNCHER,
     "pod.sock",
     "fds.sock",
+    "vsock.sock",
     "plan.json",
     "plan.json.new",
     "vmi.json",
@@ -199,8 +200,16 @@ pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
     gone(dir, fs::remove_dir(dir))
 }
 
-/// True for the name of a file that monitors create.
+/// True for the name of a socket on which a program waits for the guest: vsock.sock_PORT.
+fn is_vsock_listener(name: &str) -> bool {
+    let port = name.strip_prefix("vsock.sock_");
+    port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u32>().is_ok())
+}
+
+/// True for the name of a file that monitors create, or that programs make for it.
 fn is_known(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
-    FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_state_file(&name)
+    FILES.into_iter().chain([PID]).any(|known| name == known)
+        || husk_network::is_state_file(&name)
+        || is_vsock_listener(&name)
 }

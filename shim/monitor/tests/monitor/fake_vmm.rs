@@ -19,6 +19,13 @@ use tonic::{Request, Response, Status};
 
 use super::fake_nic::FakeNic;
 
+/// A port on which the guest echoes.
+pub const ACCEPTS: u32 = 7;
+/// A port on which nobody listens.
+pub const REFUSES: u32 = 8;
+/// A port that has the guest connect to the same port of the host, and tell what came of it.
+pub const ASKS: u32 = 5000;
+
 /// True if the VM's name selects this behaviour.
 fn has(name: &str, manner: &str) -> bool {
     name.contains(manner)
@@ -42,6 +49,8 @@ pub fn main() -> ExitCode {
             events: broadcast::Sender::new(64),
             guest: Arc::new(Mutex::new(Guest::default())),
             ended,
+            vsock: broadcast::Sender::new(16),
+            asking: Mutex::default(),
         };
         let incoming = tokio_stream::once(Ok::<_, std::io::Error>(control)).chain(tokio_stream::pending());
         let server =
@@ -94,6 +103,9 @@ struct Fake {
     events: broadcast::Sender<pb::Event>,
     guest: Arc<Mutex<Guest>>,
     ended: mpsc::Sender<i32>,
+    vsock: broadcast::Sender<pb::VsockRequest>,
+    /// Connections that made the guest ask.
+    asking: Mutex<Vec<UnixStream>>,
 }
 
 impl Fake {
@@ -192,7 +204,7 @@ impl Fake {
 #[tonic::async_trait]
 impl Vmm for Fake {
     type EventsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
-    type VsockRequestsStream = tokio_stream::Pending<Result<pb::VsockRequest, Status>>;
+    type VsockRequestsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
     async fn create(
         &self,
@@ -498,22 +510,49 @@ impl Vmm for Fake {
 
     async fn connect_vsock(
         &self,
-        _: Request<pb::ConnectVsockRequest>,
+        request: Request<pb::ConnectVsockRequest>,
     ) -> Result<Response<pb::ConnectVsockResponse>, Status> {
-        Err(Status::unimplemented("no vsock"))
+        let pb::ConnectVsockRequest { port, stream } = request.into_inner();
+        let mut stream = UnixStream::from(OwnedFd::from(self.take(&stream.unwrap()).await?));
+        stream.set_nonblocking(false)?;
+        match port {
+            ACCEPTS => {
+                stream.write_all(b"OK 1073741824\n")?;
+                std::thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut { stream }));
+            }
+            ASKS => {
+                self.asking.lock().unwrap().push(stream);
+                let id = port.into();
+                self.vsock.send(pb::VsockRequest { id, port }).unwrap();
+            }
+            _ => return Err(Status::failed_precondition("no driver")),
+        }
+        Ok(Response::new(pb::ConnectVsockResponse {}))
     }
 
     async fn vsock_requests(
         &self,
         _: Request<pb::VsockRequestsRequest>,
     ) -> Result<Response<Self::VsockRequestsStream>, Status> {
-        Ok(Response::new(tokio_stream::pending()))
+        let requests = BroadcastStream::new(self.vsock.subscribe());
+        Ok(Response::new(Box::pin(
+            requests.filter_map(|request| Some(Ok(request.ok()?))),
+        )))
     }
 
     async fn answer_vsock(
         &self,
-        _: Request<pb::AnswerVsockRequest>,
+        request: Request<pb::AnswerVsockRequest>,
     ) -> Result<Response<pb::AnswerVsockResponse>, Status> {
-        Err(Status::unimplemented("no vsock"))
+        let mut asking = self.asking.lock().unwrap().pop().unwrap();
+        match request.into_inner().stream {
+            Some(stream) => {
+                let mut stream = UnixStream::from(OwnedFd::from(self.take(&stream).await?));
+                stream.write_all(b"from the guest")?;
+                asking.write_all(b"accepted")?;
+            }
+            None => asking.write_all(b"refused")?,
+        }
+        Ok(Response::new(pb::AnswerVsockResponse {}))
     }
 }

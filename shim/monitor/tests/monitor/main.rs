@@ -13,6 +13,7 @@ mod standalone;
 mod starts;
 mod sync;
 mod volumes;
+mod vsock;
 
 use std::fs::File;
 use std::process::ExitCode;
@@ -82,6 +83,13 @@ fn run() -> ExitCode {
         console_has_one_session,
         port_of_the_guest_agent_stays_open,
         image_locks_are_released_at_exit,
+    ]);
+    trials.extend(trials![
+        false,
+        vsock:
+        programs_connect_to_the_guest,
+        the_guest_connects_to_programs,
+        programs_that_say_nothing_hold_up_others_for_a_limited_time,
     ]);
     trials.extend(trials![
         false,

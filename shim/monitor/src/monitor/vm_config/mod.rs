@@ -14,6 +14,8 @@ use husk_proto::vmm::v1::{
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
+use super::vsock::GUEST_CID;
+
 /// An interface and the descriptors that the VMM needs.
 #[derive(Debug)]
 pub(super) struct OpenNic {
@@ -116,7 +118,7 @@ impl PreparedConfig {
                 .into_iter()
                 .map(|open| port(open, &mut fd))
                 .collect(),
-            vsock_cid: 0,
+            vsock_cid: GUEST_CID,
         };
         PreparedConfig { config, descriptors }
     }
