@@ -40,6 +40,9 @@ fn usage_errors_are_status_2() {
         &["port-forward", "demo"],
         &["port-forward", "demo", "http"],
         &["port-forward", "demo", "udp/53:53"],
+        &["vsock", "demo"],
+        &["vsock", "demo", "ssh"],
+        &["vsock", "demo", "4294967295"],
         &["addinterface", "demo"],
         &["link", "demo", "default", "sideways"],
     ] {

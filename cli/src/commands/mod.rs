@@ -40,6 +40,7 @@ mod stop;
 mod sync;
 mod validate;
 mod volume;
+mod vsock;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -56,6 +57,7 @@ pub(crate) enum Command {
     Ssh(ssh::Args),
     Guest(guest::Args),
     PortForward(port_forward::Args),
+    Vsock(vsock::Args),
     Inspect(inspect::Args),
     Pause(pause::Args),
     Resume(resume::Args),
@@ -100,6 +102,7 @@ impl Command {
             Self::Ssh(args) => ssh::run(args),
             Self::Guest(args) => guest::run(args),
             Self::PortForward(args) => port_forward::run(args),
+            Self::Vsock(args) => vsock::run(args),
             Self::Inspect(args) => inspect::run(args),
             Self::Pause(args) => pause::run(args),
             Self::Resume(args) => resume::run(args),
