@@ -42,6 +42,7 @@ const RUNTIME: Build = Build {
         "husk-flow",
         "husk-netload",
         "husk-uevents",
+        "husk-vsock",
     ],
 };
 /// What only the agent's image, the end-to-end suite and the benchmark of clusters need.

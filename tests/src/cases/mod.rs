@@ -43,6 +43,7 @@ mod thousand;
 mod unprivileged;
 mod upgrade;
 mod volumes;
+mod vsock;
 
 /// Cases that run each time.
 pub const DEFAULT: &[Case] = &[
@@ -72,6 +73,7 @@ pub const DEFAULT: &[Case] = &[
     reboot::CASE,
     pause::CASE,
     guest_agent::CASE,
+    vsock::CASE,
     stop::BUTTON,
     stop::GRACE,
     crash::PANIC,
@@ -124,6 +126,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `hotplug-many` | `hotplug`, one disk at a time |
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
+/// | `vsock-1GiB` | `vsock`, with 32 MiB |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     machine::MEDIUM,
@@ -150,6 +153,7 @@ pub const FULL: &[Case] = &[
     hotplug::MANY,
     console::STALLED_CLIENT,
     stop::BUTTON_ON_6_1,
+    vsock::LARGE,
     shim::systemd::CASE,
 ];
 

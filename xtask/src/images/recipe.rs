@@ -132,6 +132,13 @@ const AGENT: Kind = Kind::Initramfs {
     modules: &["virtio_console", "ext4", "virtio_net", "8021q"],
 };
 
+/// An initramfs with a driver of vsock, and socat.
+const VSOCK: Kind = Kind::Initramfs {
+    packages: &["socat"],
+    programs: &["socat"],
+    modules: &["vmw_vsock_virtio_transport"],
+};
+
 /// Every image.
 pub const ALL: &[Recipe] = &[
     Recipe {
@@ -163,6 +170,12 @@ pub const ALL: &[Recipe] = &[
         about: "cloud kernel 6.12 and an initramfs with QEMU's guest agent",
         suite: "trixie",
         kind: AGENT,
+    },
+    Recipe {
+        name: "initramfs-6.12-vsock",
+        about: "cloud kernel 6.12 and an initramfs with vsock and socat",
+        suite: "trixie",
+        kind: VSOCK,
     },
     Recipe {
         name: "debian-12-cloud",
@@ -340,7 +353,7 @@ mod tests {
     #[test]
     fn initramfs_of_one_suite_are_made_together() {
         let sizes: Vec<usize> = groups(ALL.iter().collect()).iter().map(Vec::len).collect();
-        assert_eq!(sizes, [1, 4, 1, 1, 1, 1]);
+        assert_eq!(sizes, [1, 5, 1, 1, 1, 1]);
     }
 
     #[test]

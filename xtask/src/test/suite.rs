@@ -22,7 +22,7 @@ const SECONDS: &str = include_str!("seconds.txt");
 const UNKNOWN_SECONDS: u32 = 60;
 
 /// The programs that cases run.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "husk",
     "husk-agent",
     "husk-vmm",
@@ -30,6 +30,7 @@ const PROGRAMS: [&str; 7] = [
     "husk-e2e",
     "husk-import",
     "husk-flow",
+    "husk-vsock",
 ];
 
 /// A group of cases. A run includes one or more of them.
