@@ -98,7 +98,10 @@ fn router(context: Context) -> Router {
         .route("/vnc", get(no_display))
         .route("/vnc/screenshot", get(no_display))
         .route("/usbredir", get(refused("the VM has no USB controller")))
-        .route("/vsock", get(refused("the VM has no vsock device")))
+        .route(
+            "/vsock",
+            get(refused("vsock over the API server is not supported")),
+        )
         .route("/backup", put(no_backup))
         .route("/redefine-checkpoint", put(no_backup))
         .route("/sev/fetchcertchain", get(no_sev))
