@@ -9,6 +9,7 @@ mod device;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hotplug;
+mod i6300esb;
 pub mod msix;
 pub mod root;
 
@@ -16,5 +17,6 @@ pub use config::{BarKind, ConfigSpace};
 pub use config_ports::ConfigPorts;
 pub use device::{Bar, PciDevice};
 pub use hotplug::PciHotplug;
+pub use i6300esb::{I6300esb, WatchdogTimer};
 pub use msix::Msix;
 pub use root::{PciRoot, PciRootError, SLOTS};
