@@ -7,6 +7,7 @@ use std::time::Duration;
 use husk_devices::legacy::MachineEvent;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, ExitReason, State};
 use husk_seccomp::{ThreadRole, install};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -47,6 +48,7 @@ impl VmExit {
             ExitReason::TripleFault => 11,
             ExitReason::BootFailed => 12,
             ExitReason::ControlClosed => 13,
+            ExitReason::Watchdog => 14,
             ExitReason::Error | ExitReason::Unspecified => 1,
         }
     }
@@ -65,6 +67,8 @@ struct RunningVm {
     machine: Machine,
     source: Arc<KernelSource>,
     console: Console,
+    /// Action of the watchdog, if there is one.
+    watchdog: Option<WatchdogAction>,
 }
 
 /// The control actor.
@@ -77,6 +81,8 @@ pub struct VmmActor {
     machine_sender: mpsc::UnboundedSender<VmEvent>,
     alarm: watch::Receiver<Option<Instant>>,
     alarm_sender: watch::Sender<Option<Instant>>,
+    watchdog: watch::Receiver<Option<Instant>>,
+    watchdog_sender: watch::Sender<Option<Instant>>,
     ports: watch::Sender<PortStates>,
     vsock_sender: mpsc::Sender<pb::VsockRequest>,
     /// Until the monitor reads them.
@@ -127,6 +133,7 @@ impl VmmActor {
         let (commands, mailbox) = mpsc::channel(MAILBOX_CAPACITY);
         let (machine_sender, machine_events) = mpsc::unbounded_channel();
         let (alarm_sender, alarm) = watch::channel(None);
+        let (watchdog_sender, watchdog) = watch::channel(None);
         let (ports, port_states) = watch::channel(PortStates::default());
         let (vsock_sender, vsock_requests) = vsock::requests();
         let actor = Self {
@@ -137,6 +144,8 @@ impl VmmActor {
             machine_sender,
             alarm,
             alarm_sender,
+            watchdog,
+            watchdog_sender,
             ports,
             vsock_sender,
             vsock_requests: Some(vsock_requests),
@@ -158,6 +167,7 @@ impl VmmActor {
     pub async fn run(mut self) -> VmExit {
         let exit = loop {
             let due = *self.alarm.borrow_and_update();
+            let watchdog_due = *self.watchdog.borrow_and_update();
             let step = tokio::select! {
                 command = self.mailbox.recv() => match command {
                     Some(command) => self.handle_command(command).await,
@@ -168,7 +178,11 @@ impl VmmActor {
                     self.alarm_due();
                     None
                 }
+                () = sleep_until(watchdog_due.unwrap_or_else(Instant::now)), if watchdog_due.is_some() => {
+                    self.watchdog_due().await
+                }
                 _ = self.alarm.changed() => None,
+                _ = self.watchdog.changed() => None,
             };
             if let Some(exit) = step {
                 break exit;
@@ -326,6 +340,7 @@ impl VmmActor {
             config,
             source,
             console,
+            watchdog,
         } = config::parts(config, &self.fds).await?;
         let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
         let serial_events = SerialEvents {
@@ -347,6 +362,7 @@ impl VmmActor {
             machine,
             source: Arc::new(source),
             console,
+            watchdog,
         });
         self.set_state(State::Created);
         Ok(())
@@ -354,6 +370,7 @@ impl VmmActor {
 
     fn callbacks(&self) -> Callbacks {
         let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
+        let watchdog = self.watchdog_sender.clone();
         let ports = self.ports.clone();
         Callbacks {
             // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
@@ -361,6 +378,9 @@ impl VmmActor {
             event: Arc::new(move |e| drop(events.send(e))),
             alarm: Arc::new(move |due| {
                 alarm.send_replace(due.map(|d| Instant::now() + d));
+            }),
+            watchdog: Arc::new(move |due| {
+                watchdog.send_replace(due.map(|d| Instant::now() + d));
             }),
             // Not an event of that queue: a guest may open and close ports faster than the monitor reads.
             guest_open: Arc::new(move |name, open| {
@@ -511,6 +531,27 @@ impl VmmActor {
         paused
             .err()
             .map(|status| VmExit::new(ExitReason::Error, status.message()))
+    }
+
+    /// Takes the watchdog's action if it bites.
+    async fn watchdog_due(&mut self) -> Option<VmExit> {
+        self.watchdog_sender.send_replace(None);
+        let running = self.running.as_ref()?;
+        let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
+        tracing::warn!(action = action.as_str_name(), "the guest's watchdog ran out");
+        self.emit(Kind::Watchdog(pb::event::WatchdogBite {
+            action: action.into(),
+        }));
+        let error = |status: Status| VmExit::new(ExitReason::Error, status.message());
+        match action {
+            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog").await,
+            WatchdogAction::Poweroff => {
+                let detail = "the guest's watchdog ran out, and its action is to power off";
+                Some(VmExit::new(ExitReason::Watchdog, detail))
+            }
+            WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
+            WatchdogAction::Pause => self.pause().err().map(error),
+        }
     }
 
     fn info(&self) -> pb::InfoResponse {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use husk_disk::DiskReader;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::boot::Source as BootSource;
+use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, VmConfig};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{Medium, NewUnit};
@@ -33,6 +34,8 @@ pub struct VmParts {
     pub source: boot::KernelSource,
     /// Descriptor that ttyS0 is connected to.
     pub console: Option<OwnedFd>,
+    /// Action of the watchdog, if there is one.
+    pub watchdog: Option<WatchdogAction>,
 }
 
 fn missing(field: &str) -> Status {
@@ -90,6 +93,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
     for (i, port) in config.ports.into_iter().enumerate() {
         port_setups.push(ports::setup(fds, &format!("config.ports[{i}]"), port).await?);
     }
+    let watchdog = config.watchdog.map(watchdog_action).transpose()?;
     let source = boot_source(config.boot, fds, &readers(&blk, &scsi)).await?;
     let console = match config.console.as_ref() {
         Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
@@ -118,6 +122,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         balloon: config.balloon,
         ports: port_setups,
         vsock_cid: vsock::cid(config.vsock_cid)?,
+        watchdog: watchdog.is_some(),
         rtc_offset: config.rtc_offset_seconds,
     };
     Ok(VmParts {
@@ -126,7 +131,13 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         config: config_out,
         source,
         console,
+        watchdog,
     })
+}
+
+fn watchdog_action(watchdog: pb::Watchdog) -> Result<WatchdogAction, Status> {
+    let action = WatchdogAction::try_from(watchdog.action);
+    action.map_err(|_| invalid("watchdog.action", format!("{} is no action", watchdog.action)))
 }
 
 /// Maximum number of queues of a disk. Each has a ring and a worker thread.

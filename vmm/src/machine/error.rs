@@ -4,6 +4,7 @@ use std::io;
 
 use husk_devices::bus::BusError;
 use husk_devices::pci::PciRootError;
+use husk_devices::pci::config::ConfigError;
 use husk_devices::virtio::transport::VirtioPciError;
 
 use super::nic::NicError;
@@ -68,6 +69,9 @@ pub enum MachineError {
     /// The vsock device.
     #[error("vsock: {0}")]
     Vsock(io::Error),
+    /// The watchdog.
+    #[error("watchdog: {0}")]
+    Watchdog(#[from] ConfigError),
     /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),

@@ -34,6 +34,8 @@ pub struct Callbacks {
     pub event: Arc<dyn Fn(VmEvent) + Send + Sync>,
     /// Takes the time until the next call of [`super::Machine::rtc_alarm`], or `None` for no alarm.
     pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
+    /// Takes the time until the next call of [`super::Machine::watchdog_alarm`], or `None` for no call.
+    pub watchdog: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
     /// Takes the name of a port of the console device, and whether the guest has it open.
     pub guest_open: GuestOpenFn,
     /// Takes a request of the guest to connect to the host by vsock.

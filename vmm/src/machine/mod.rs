@@ -74,6 +74,8 @@ pub struct MachineConfig {
     pub ports: Vec<PortSetup>,
     /// CID of the guest, at least 3. None: no vsock device.
     pub vsock_cid: Option<u32>,
+    /// True for a watchdog.
+    pub watchdog: bool,
     /// Offset of the CMOS clock from UTC in seconds.
     pub rtc_offset: i64,
 }
@@ -178,6 +180,10 @@ impl Machine {
             layout.pci_mmio64.start,
         );
         devices.add_boot_devices(built.devices)?;
+        if config.watchdog {
+            let timer = callbacks.watchdog;
+            devices.add_watchdog(Box::new(move |due| timer(due)))?;
+        }
 
         let vcpus = spawn_vcpus(
             host,
@@ -311,6 +317,11 @@ impl Machine {
     /// Delivers the RTC's alarm.
     pub fn rtc_alarm(&self) {
         self.legacy.rtc.alarm();
+    }
+
+    /// The watchdog's timer has gone off. True if the watchdog bites.
+    pub fn watchdog_alarm(&self) -> bool {
+        self.devices.watchdog_alarm()
     }
 
     /// ttyS0.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use husk_devices::GuestMem;
-use husk_devices::pci::{PciHotplug, PciRoot, SLOTS};
+use husk_devices::pci::{I6300esb, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
@@ -40,7 +40,7 @@ struct RegisteredDevice {
     handle: DeviceHandle,
 }
 
-/// Every virtio-pci function. The boot devices come first, in slot order.
+/// Every PCI function. The virtio devices that a machine starts with come first, in slot order.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
     pub root: Arc<PciRoot>,
@@ -51,6 +51,7 @@ pub(super) struct DeviceRegistry {
     pub window: u64,
     pub ejected: EjectedSlots,
     devices: Vec<RegisteredDevice>,
+    watchdog: Option<Arc<I6300esb>>,
     /// Slots that the ACPI tables describe as hot-pluggable, highest first.
     hotplug_slots: Vec<u8>,
 }
@@ -71,12 +72,18 @@ impl DeviceRegistry {
             window,
             ejected,
             devices: Vec::new(),
+            watchdog: None,
             hotplug_slots: Vec::new(),
         }
     }
 
+    /// Guest-physical address of a slot's BARs at power-on.
+    fn bars_at(&self, slot: u8) -> u64 {
+        self.window + u64::from(slot) * SLOT_WINDOW
+    }
+
     fn transport(&self, slot: u8, device: Box<dyn VirtioDevice>) -> Result<Arc<VirtioPci>, VirtioPciError> {
-        let bar = self.window + u64::from(slot) * SLOT_WINDOW;
+        let bar = self.bars_at(slot);
         let notifiers = Arc::new(self.interrupts.clone());
         VirtioPci::new(device, self.memory.clone(), &self.interrupts, notifiers, bar)
     }
@@ -102,8 +109,29 @@ impl DeviceRegistry {
             });
         }
         let first = self.devices.last().map_or(1, |device| device.slot + 1);
-        self.hotplug_slots = (first..SLOTS).rev().take(HOTPLUG_SLOTS).collect();
+        self.hotplug_slots_from(first);
         Ok(())
+    }
+
+    fn hotplug_slots_from(&mut self, first: u8) {
+        self.hotplug_slots = (first..SLOTS).rev().take(HOTPLUG_SLOTS).collect();
+    }
+
+    /// Puts a watchdog on the slot after the boot devices'.
+    pub(super) fn add_watchdog(&mut self, timer: WatchdogTimer) -> Result<(), MachineError> {
+        let slot = self.devices.last().map_or(1, |device| device.slot + 1);
+        if slot >= SLOTS {
+            return Err(MachineError::Slots(usize::from(slot)));
+        }
+        let watchdog = Arc::new(I6300esb::new(self.bars_at(slot), timer)?);
+        self.root.add(slot, watchdog.clone())?;
+        self.watchdog = Some(watchdog);
+        self.hotplug_slots_from(slot + 1);
+        Ok(())
+    }
+
+    pub(super) fn watchdog_alarm(&self) -> bool {
+        self.watchdog.as_ref().is_some_and(|watchdog| watchdog.alarm())
     }
 
     pub(super) fn hotplug_slots(&self) -> &[u8] {
@@ -112,10 +140,12 @@ impl DeviceRegistry {
 
     pub(super) fn pause(&self) {
         self.devices.iter().for_each(|device| device.transport.pause());
+        self.watchdog.iter().for_each(|watchdog| watchdog.pause());
     }
 
     pub(super) fn resume(&self) {
         self.devices.iter().for_each(|device| device.transport.resume());
+        self.watchdog.iter().for_each(|watchdog| watchdog.resume());
     }
 
     pub(super) fn reset(&self) {

@@ -64,11 +64,13 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
         balloon: true,
         ports: Vec::new(),
         vsock_cid: None,
+        watchdog: true,
         rtc_offset: 0,
     };
     let callbacks = Callbacks {
         event: Arc::new(|_| {}),
         alarm: Arc::new(|_| {}),
+        watchdog: Arc::new(|_| {}),
         guest_open: Arc::new(|_, _| {}),
         vsock_request: Arc::new(|_, _| false),
     };

@@ -8,6 +8,15 @@ pub fn out(port: u16, value: u8) -> Vec<u8> {
     vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
 }
 
+/// `mov dx, 0xcf8; mov eax, address; out dx, eax`, then a byte to the data port: a write to PCI configuration space.
+pub fn pci_config(slot: u8, register: u8, value: u8) -> Vec<u8> {
+    let address = 0x8000_0000 | u32::from(slot) << 11 | u32::from(register & !3);
+    let [a, b, c, d] = address.to_le_bytes();
+    let mut code = vec![0x66, 0xba, 0xf8, 0x0c, 0xb8, a, b, c, d, 0xef];
+    code.extend(out(0xcfc + u16::from(register & 3), value));
+    code
+}
+
 pub fn print(text: &str) -> Vec<u8> {
     text.bytes().flat_map(|b| out(0x3f8, b)).collect()
 }

@@ -16,6 +16,7 @@ mod ports;
 mod rig;
 mod vcpus;
 mod vsock;
+mod watchdog;
 #[allow(dead_code, reason = "only virtio-net's tests use all of it")]
 #[path = "../../virtio-net/tests/wire/mod.rs"]
 mod wire;
