@@ -13,6 +13,8 @@ pub(crate) const GUEST_PANIC: u8 = 10;
 pub(crate) const TRIPLE_FAULT: u8 = 11;
 /// Exit status of `husk run` if no kernel could be loaded.
 pub(crate) const BOOT_FAILED: u8 = 12;
+/// Exit status of `husk run` if the guest's watchdog ended the VM.
+pub(crate) const WATCHDOG: u8 = 14;
 
 /// Preparation of disks is mentioned only if it takes at least this long.
 const NOTABLE_PREPARATION: Duration = Duration::from_secs(1);
@@ -98,6 +100,7 @@ pub(crate) fn exit_status(status: &Status) -> u8 {
         (_, ExitReason::GuestPanic) => GUEST_PANIC,
         (_, ExitReason::TripleFault) => TRIPLE_FAULT,
         (_, ExitReason::BootFailed) => BOOT_FAILED,
+        (_, ExitReason::Watchdog) => WATCHDOG,
         _ => RUNTIME,
     }
 }
@@ -234,6 +237,7 @@ mod tests {
         assert_eq!(status(Phase::Failed, ExitReason::GuestPanic), 10);
         assert_eq!(status(Phase::Failed, ExitReason::TripleFault), 11);
         assert_eq!(status(Phase::Failed, ExitReason::BootFailed), 12);
+        assert_eq!(status(Phase::Failed, ExitReason::Watchdog), 14);
     }
 
     #[test]

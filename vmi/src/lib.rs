@@ -31,7 +31,8 @@ pub use plan::{
     DiskSource, ErrorPolicy, FileId, FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile,
     KernelOverride, LiveUpdate, Memory, NewVolume, NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort,
     NicProtocol, PlugError, PlugPlan, PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout,
-    Topology, VmPlan, VolumeImage, credential_volume, is_credential_volume, plan, volume_images,
+    Topology, VmPlan, VolumeImage, WatchdogAction, credential_volume, is_credential_volume, plan,
+    volume_images,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use validate::{notes, validate};

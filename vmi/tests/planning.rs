@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use common::{vmi, with};
 use husk_vmi::{
-    BootPlan, CacheMode, FieldError, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan, plan,
+    BootPlan, CacheMode, FieldError, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan,
+    WatchdogAction, plan,
 };
 use serde_json::{Value, json};
 
@@ -67,6 +68,40 @@ fn defaults_are_those_of_kubevirt() {
             order: vec!["root".into()],
             append: None
         }
+    );
+}
+
+#[test]
+fn a_watchdog_resets_unless_it_has_another_action() {
+    let watchdog = |value: Value| planned(&[("domain/devices/watchdog", value)]).unwrap().watchdog;
+    assert_eq!(planned(&[]).unwrap().watchdog, None);
+    for value in [
+        json!({"name": "a"}),
+        json!({"name": "a", "i6300esb": {}}),
+        json!({"name": "a", "i6300esb": {"action": ""}}),
+        json!({"name": "a", "i6300esb": {"action": "reset"}}),
+    ] {
+        assert_eq!(watchdog(value), Some(WatchdogAction::Reset));
+    }
+    for (name, action) in [
+        ("poweroff", WatchdogAction::Poweroff),
+        ("shutdown", WatchdogAction::Shutdown),
+        ("pause", WatchdogAction::Pause),
+    ] {
+        assert_eq!(
+            watchdog(json!({"name": "a", "i6300esb": {"action": name}})),
+            Some(action)
+        );
+    }
+    let field = "spec.domain.devices.watchdog.i6300esb.action";
+    refused(
+        &[(
+            "domain/devices/watchdog",
+            json!({"name": "a", "i6300esb": {"action": "none"}}),
+        )],
+        &format!(
+            "{field}: Unsupported value: {field} 'none' is not supported: use reset, poweroff, shutdown or pause"
+        ),
     );
 }
 

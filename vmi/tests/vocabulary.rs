@@ -240,8 +240,8 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         ("domain/devices/tpm", json!({}), "domain.devices.tpm"),
         (
             "domain/devices/watchdog",
-            json!({"name": "a", "i6300esb": {}}),
-            "domain.devices.watchdog",
+            json!({"name": "a", "diag288": {}}),
+            "domain.devices.watchdog.diag288",
         ),
         (
             "domain/devices/filesystems",

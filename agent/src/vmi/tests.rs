@@ -181,6 +181,11 @@ async fn pause_is_a_condition_while_it_lasts() {
         node.condition("vm", "Paused").unwrap()["reason"] == "PausedIOError"
     })
     .await;
+    shim.change(|status| status.reason = "PausedWatchdog".to_owned());
+    until("paused by the watchdog", || {
+        node.condition("vm", "Paused").unwrap()["message"] == "VMI was paused, its watchdog ran out"
+    })
+    .await;
     assert_eq!(node.condition("vm", "LiveMigratable"), first);
     shim.change(|status| status.paused = false);
     until("resumed", || node.condition("vm", "Paused").is_none()).await;

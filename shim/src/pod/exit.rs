@@ -191,6 +191,7 @@ pub(super) fn exit_status(status: &VmStatus, oom: bool) -> (u32, Option<String>)
         ExitReason::GuestPanic => 10,
         ExitReason::TripleFault => 11,
         ExitReason::BootFailed => 12,
+        ExitReason::Watchdog => 14,
         _ if status.reason == "VmmDied" => KILLED,
         _ => 1,
     };
@@ -229,6 +230,7 @@ mod tests {
             ("GuestPanic", ExitReason::GuestPanic, 10),
             ("TripleFault", ExitReason::TripleFault, 11),
             ("BootFailed", ExitReason::BootFailed, 12),
+            ("Watchdog", ExitReason::Watchdog, 14),
             ("VmmDied", ExitReason::Error, 137),
             ("VmmFailed", ExitReason::Error, 1),
         ];

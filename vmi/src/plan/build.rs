@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::disk::{DiskPlan, ScsiController};
-use super::types::{PodResources, VmPlan};
+use super::types::{PodResources, VmPlan, WatchdogAction};
 use super::{boot, credentials, disks, io_threads, machine, nics, volume_source};
 use crate::field::FieldError;
 use crate::load::Vmi;
@@ -61,6 +61,9 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         nics: nics::plan(vmi, topology),
         boot,
         rng: devices.rng.is_some(),
+        watchdog: devices.watchdog.as_ref().and_then(|watchdog| {
+            WatchdogAction::named(watchdog.i6300esb.action.as_deref().unwrap_or_default())
+        }),
         balloon: devices.autoattach_mem_balloon.unwrap_or(true),
         serial_console: devices.autoattach_serial_console.unwrap_or(true),
         acpi: domain.features.acpi.as_ref().is_none_or(Feature::is_on),

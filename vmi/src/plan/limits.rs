@@ -45,7 +45,8 @@ pub(crate) fn check_limits(vmi: &Vmi) -> Vec<FieldError> {
 fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let devices = &vmi.spec.domain.devices;
     let balloon = devices.autoattach_mem_balloon.unwrap_or(true);
-    let others = 3 + usize::from(devices.rng.is_some()) + usize::from(balloon);
+    let asked_for = [devices.rng.is_some(), balloon, devices.watchdog.is_some()];
+    let others = 3 + asked_for.iter().filter(|asked| **asked).count();
     let (interfaces, most) = (nics::effective_interfaces(vmi).len(), FUNCTIONS - others);
     if interfaces > most {
         let path = vmi.at("domain.devices.interfaces");

@@ -27,5 +27,7 @@ pub use hotplug::{NewVolume, PlugError, PlugPlan};
 pub use images::{VolumeImage, volume_images};
 pub use live_update::{InterfaceUpdate, LiveUpdate};
 pub use nic::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol};
-pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};
+pub use types::{
+    BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan, WatchdogAction,
+};
 pub use volume_source::KERNEL_VOLUME;

@@ -79,6 +79,9 @@ pub struct VmPlan {
     pub rng: bool,
     /// Give the guest a virtio memory balloon.
     pub balloon: bool,
+    /// Give the guest a watchdog (i6300esb) with this action.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub watchdog: Option<WatchdogAction>,
     /// Give the guest a serial port (ttyS0).
     pub serial_console: bool,
     /// The guest supports ACPI (power button).
@@ -94,6 +97,33 @@ pub struct VmPlan {
     pub credentials: CredentialsPlan,
     /// Notes about ignored or differently implemented fields.
     pub notes: Vec<Note>,
+}
+
+/// What happens when the guest lets its watchdog run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WatchdogAction {
+    /// The machine is reset.
+    Reset,
+    /// The VM ends at once.
+    Poweroff,
+    /// The power button is pressed.
+    Shutdown,
+    /// The VM is paused.
+    Pause,
+}
+
+impl WatchdogAction {
+    /// The action of that name. KubeVirt's default is to reset.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "" | "reset" => Some(Self::Reset),
+            "poweroff" => Some(Self::Poweroff),
+            "shutdown" => Some(Self::Shutdown),
+            "pause" => Some(Self::Pause),
+            _ => None,
+        }
+    }
 }
 
 /// vCPU topology; every count is at least 1.

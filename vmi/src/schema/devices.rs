@@ -16,10 +16,17 @@ pub(super) const DEVICES: &[Field] = &[
     ),
     honoured("disableHotplug", Bool),
     honoured("disks", List(&DISK)),
-    refused(
+    honoured(
         "watchdog",
-        Open(&[honoured("name", Str).required()]),
-        "a watchdog device is not supported yet",
+        Object(&[
+            honoured("name", Str).required(),
+            honoured("i6300esb", Object(&[honoured("action", Str)])),
+            refused(
+                "diag288",
+                Object(&[honoured("action", Str)]),
+                "is a watchdog of s390x; use i6300esb",
+            ),
+        ]),
     ),
     honoured("interfaces", List(&INTERFACE)),
     noted(

@@ -186,6 +186,18 @@ manifest! {
         block_multi_queue: bool,
         network_interface_multiqueue: bool,
         rng: Option<Empty>,
+        watchdog: Option<Watchdog>,
+    }
+
+    /// `spec.domain.devices.watchdog`
+    Watchdog {
+        name: String,
+        i6300esb: I6300esbWatchdog,
+    }
+
+    /// `spec.domain.devices.watchdog.i6300esb`
+    I6300esbWatchdog {
+        action: Option<String>,
     }
 
     /// `spec.domain.devices.inputs[]`

@@ -100,6 +100,8 @@ fn disks_on_bus_virtio_need_a_slot_each() {
         faults(&with(&changes)).len()
     };
     assert_eq!(but(26, "domain/devices/rng", json!({})), 1);
+    assert_eq!(but(26, "domain/devices/watchdog", json!({"name": "w"})), 1);
+    assert_eq!(but(25, "domain/devices/watchdog", json!({"name": "w"})), 0);
     assert_eq!(but(27, "domain/devices/autoattachPodInterface", json!(false)), 0);
 }
 

@@ -132,6 +132,8 @@ fn agent(conditions: &mut Vec<Value>, guest: Option<&GuestState>, now: Timestamp
 fn paused(running: &Status) -> Condition<'static> {
     let (reason, message) = match running.reason.as_str() {
         "PausedIOError" => ("PausedIOError", "VMI was paused, low-level IO error detected"),
+        // KubeVirt has no condition then, and so refuses to unpause the VMI.
+        "PausedWatchdog" => ("PausedWatchdog", "VMI was paused, its watchdog ran out"),
         _ => ("PausedByUser", "VMI was paused by user"),
     };
     Condition {

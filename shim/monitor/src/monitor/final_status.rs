@@ -73,6 +73,7 @@ impl FinalStatus {
             ExitReason::GuestPanic => (Phase::Failed, "GuestPanic", "the guest kernel panicked"),
             ExitReason::TripleFault => (Phase::Failed, "TripleFault", "the guest reset by a triple fault"),
             ExitReason::BootFailed => (Phase::Failed, "BootFailed", "no kernel could be loaded"),
+            ExitReason::Watchdog => (Phase::Failed, "Watchdog", "the guest's watchdog ran out"),
             _ if process.by_signal => (Phase::Failed, "VmmDied", "the VMM died"),
             _ => (Phase::Failed, "VmmFailed", "the VMM failed"),
         };

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use husk_proto::shim::v1::{Phase, Status, Timeline};
-use husk_proto::vmm::v1::event::{Event as Kind, IoError};
+use husk_proto::vmm::v1::event::{Event as Kind, IoError, WatchdogBite};
+use husk_proto::vmm::v1::watchdog::Action;
 use husk_proto::vmm::v1::{Event, State};
 use husk_volumes::UnpackProgress;
 use rustix::time::{ClockId, clock_gettime};
@@ -14,6 +15,8 @@ use super::final_status::FinalStatus;
 
 /// The reason in the status of a VM paused by an I/O error.
 pub(super) const PAUSED_IO_ERROR: &str = "PausedIOError";
+/// The reason in the status of a VM paused by its watchdog.
+const PAUSED_WATCHDOG: &str = "PausedWatchdog";
 
 /// Publishes the status of a VM. Clones publish the same status.
 #[derive(Debug, Clone)]
@@ -78,6 +81,7 @@ impl StatusPublisher {
             }
             Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
             Some(Kind::IoError(error)) => self.io_error(error),
+            Some(Kind::Watchdog(bite)) => self.watchdog(bite),
             Some(Kind::Exit(_) | Kind::PortOpened(_)) | None => {}
         }
     }
@@ -104,10 +108,24 @@ impl StatusPublisher {
         });
     }
 
+    /// Records that the watchdog ran out. The VMM takes the action next.
+    fn watchdog(&self, bite: &WatchdogBite) {
+        warn!(
+            action = bite.action().as_str_name(),
+            "the guest's watchdog ran out"
+        );
+        if bite.action() == Action::Pause {
+            self.status.send_modify(|status| {
+                status.reason = PAUSED_WATCHDOG.into();
+                status.message = "paused: the guest's watchdog ran out".into();
+            });
+        }
+    }
+
     fn runs(&self, when: u64, paused: bool) {
         self.status.send_modify(|status| {
             status.phase = Phase::Running.into();
-            if !paused || status.reason != PAUSED_IO_ERROR {
+            if !paused || ![PAUSED_IO_ERROR, PAUSED_WATCHDOG].contains(&&*status.reason) {
                 status.reason.clear();
                 status.message.clear();
             }
@@ -148,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn io_error_is_shown_until_the_vm_runs_again() {
+    fn the_cause_of_a_pause_is_shown_until_the_vm_runs_again() {
         let publisher = StatusPublisher::new();
         let mut status = publisher.subscribe();
         let mut after = |event| {
@@ -171,6 +189,20 @@ mod tests {
         assert_eq!(after(state(State::Paused)), nothing(true));
         assert_eq!(after(state(State::Running)), nothing(false));
         after(Kind::IoError(error));
+        assert_eq!(after(state(State::Paused)), said);
+        assert_eq!(after(state(State::Running)), nothing(false));
+        let bite = |action: Action| {
+            Kind::Watchdog(WatchdogBite {
+                action: action.into(),
+            })
+        };
+        assert_eq!(after(bite(Action::Shutdown)), nothing(false));
+        after(bite(Action::Pause));
+        let said = (
+            true,
+            PAUSED_WATCHDOG.to_owned(),
+            "paused: the guest's watchdog ran out".to_owned(),
+        );
         assert_eq!(after(state(State::Paused)), said);
         assert_eq!(after(state(State::Running)), nothing(false));
     }

@@ -60,6 +60,7 @@ fn reason_of(code: i32) -> Option<ExitReason> {
         11 => ExitReason::TripleFault,
         12 => ExitReason::BootFailed,
         13 => ExitReason::ControlClosed,
+        14 => ExitReason::Watchdog,
         _ => return None,
     })
 }

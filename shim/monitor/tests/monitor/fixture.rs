@@ -45,6 +45,7 @@ pub fn plan(name: &str) -> VmPlan {
         },
         rng: true,
         balloon: false,
+        watchdog: None,
         serial_console: true,
         acpi: true,
         rtc_offset_seconds: 0,

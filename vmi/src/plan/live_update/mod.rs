@@ -226,6 +226,7 @@ impl VmPlan {
             "hostname",
             "subdomain",
             "domain.devices.rng",
+            "domain.devices.watchdog",
             "domain.devices.autoattachMemBalloon",
             "domain.devices.autoattachSerialConsole",
             "domain.devices.disableHotplug",
@@ -242,6 +243,7 @@ impl VmPlan {
             hostname,
             subdomain,
             rng,
+            watchdog,
             balloon,
             console,
             hotplug,
@@ -278,6 +280,11 @@ impl VmPlan {
             text(&wanted.subdomain),
         );
         changes.compare(rng, "the random number generator", on(self.rng), on(wanted.rng));
+        let action = |plan: &VmPlan| match plan.watchdog {
+            Some(action) => format!("{action:?}").to_lowercase(),
+            None => "off".to_owned(),
+        };
+        changes.compare(watchdog, "the watchdog", action(self), action(wanted));
         changes.compare(
             balloon,
             "the memory balloon",

@@ -104,6 +104,10 @@ fn changes_that_need_a_restart_are_refused_by_field() {
             "spec.domain.devices.rng",
         ),
         (
+            json!({"spec": {"domain": {"devices": {"watchdog": {"name": "w"}}}}}),
+            "spec.domain.devices.watchdog",
+        ),
+        (
             json!({"spec": {"terminationGracePeriodSeconds": 7}}),
             "spec.terminationGracePeriodSeconds",
         ),

@@ -5,6 +5,7 @@ mod network;
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
+use crate::plan::WatchdogAction;
 use crate::schema::Findings;
 
 /// Reports unsupported values and notes.
@@ -82,6 +83,16 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
             );
             found.unsupported.push(FieldError::unsupported(path, text));
         }
+    }
+    let action = domain
+        .devices
+        .watchdog
+        .as_ref()
+        .and_then(|watchdog| watchdog.i6300esb.action.as_deref());
+    if let Some(action) = action.filter(|action| WatchdogAction::named(action).is_none()) {
+        let path = vmi.at("domain.devices.watchdog.i6300esb.action");
+        let text = format!("{path} '{action}' is not supported: use reset, poweroff, shutdown or pause");
+        found.unsupported.push(FieldError::unsupported(path, text));
     }
     if domain.devices.log_serial_console == Some(false) {
         let text = "the output of the serial console is kept for `husk logs` nevertheless";

@@ -7,11 +7,12 @@ use husk_proto::vmm::v1::block_size::{Custom, Size};
 use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
 use husk_proto::vmm::v1::scsi_disk::Type;
+use husk_proto::vmm::v1::watchdog::Action;
 use husk_proto::vmm::v1::{
     BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, Port, ScsiDisk, ScsiPassthrough,
-    Smbios, VmConfig,
+    Smbios, VmConfig, Watchdog,
 };
-use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
+use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan, WatchdogAction};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
 use super::vsock::GUEST_CID;
@@ -110,6 +111,15 @@ impl PreparedConfig {
             nics: nics.into_iter().map(|open| nic(open, &mut fd)).collect(),
             rng: plan.rng,
             balloon: plan.balloon,
+            watchdog: plan.watchdog.map(|action| Watchdog {
+                action: match action {
+                    WatchdogAction::Reset => Action::Reset,
+                    WatchdogAction::Poweroff => Action::Poweroff,
+                    WatchdogAction::Shutdown => Action::Shutdown,
+                    WatchdogAction::Pause => Action::Pause,
+                }
+                .into(),
+            }),
             console: sockets.console.map(&mut fd),
             rtc_offset_seconds: plan.rtc_offset_seconds,
             kvm: Some(fd(kvm)),

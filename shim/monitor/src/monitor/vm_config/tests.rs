@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
 use husk_proto::vmm::v1::disk::Cache;
-use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolicy, Memory, Topology};
+use husk_vmi::{
+    BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolicy, Memory, Topology, WatchdogAction,
+};
 
 use husk_volumes::{BackingImage, BlockSizes};
 
@@ -55,6 +57,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         },
         rng: false,
         balloon: false,
+        watchdog: Some(WatchdogAction::Pause),
         serial_console: false,
         acpi: true,
         rtc_offset_seconds: 0,
@@ -167,6 +170,32 @@ fn scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         ("drive", (0, 0, Some(0)), Type::Cdrom, false, false),
     ];
     assert_eq!(told, wanted);
+}
+
+#[test]
+fn the_watchdog_has_the_action_of_the_plan() {
+    let told = |action| {
+        let mut vm = plan(|_| {});
+        vm.watchdog = action;
+        vm.disks.clear();
+        let volumes = Volumes {
+            disks: Vec::new(),
+            kernel: None,
+            initrd: None,
+        };
+        let kvm = tempfile::tempfile().unwrap().into();
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, GuestSockets::default());
+        prepared.config.watchdog.map(|watchdog| watchdog.action())
+    };
+    assert_eq!(told(None), None);
+    for (planned, action) in [
+        (WatchdogAction::Reset, Action::Reset),
+        (WatchdogAction::Poweroff, Action::Poweroff),
+        (WatchdogAction::Shutdown, Action::Shutdown),
+        (WatchdogAction::Pause, Action::Pause),
+    ] {
+        assert_eq!(told(Some(planned)), Some(action));
+    }
 }
 
 #[test]
