@@ -44,6 +44,7 @@ mod unprivileged;
 mod upgrade;
 mod volumes;
 mod vsock;
+mod watchdog;
 
 /// Cases that run each time.
 pub const DEFAULT: &[Case] = &[
@@ -76,6 +77,7 @@ pub const DEFAULT: &[Case] = &[
     vsock::CASE,
     stop::BUTTON,
     stop::GRACE,
+    watchdog::CASE,
     crash::PANIC,
     crash::TRIPLE_FAULT,
     killed::VMM,

@@ -139,6 +139,13 @@ const VSOCK: Kind = Kind::Initramfs {
     modules: &["vmw_vsock_virtio_transport"],
 };
 
+/// An initramfs with the drivers of devices that a manifest asks for.
+const DEVICES: Kind = Kind::Initramfs {
+    packages: &[],
+    programs: &[],
+    modules: &["i6300esb", "virtio_console"],
+};
+
 /// Every image.
 pub const ALL: &[Recipe] = &[
     Recipe {
@@ -176,6 +183,12 @@ pub const ALL: &[Recipe] = &[
         about: "cloud kernel 6.12 and an initramfs with vsock and socat",
         suite: "trixie",
         kind: VSOCK,
+    },
+    Recipe {
+        name: "initramfs-6.12-devices",
+        about: "cloud kernel 6.12 and an initramfs with drivers of a watchdog and of ports",
+        suite: "trixie",
+        kind: DEVICES,
     },
     Recipe {
         name: "debian-12-cloud",
@@ -353,7 +366,7 @@ mod tests {
     #[test]
     fn initramfs_of_one_suite_are_made_together() {
         let sizes: Vec<usize> = groups(ALL.iter().collect()).iter().map(Vec::len).collect();
-        assert_eq!(sizes, [1, 5, 1, 1, 1, 1]);
+        assert_eq!(sizes, [1, 6, 1, 1, 1, 1]);
     }
 
     #[test]
