@@ -109,6 +109,7 @@ fn a_watchdog_resets_unless_it_has_another_action() {
 fn settings_of_the_manifest_are_planned() {
     let plan = planned(&[
         ("domain/devices/rng", json!({})),
+        ("domain/devices/downwardMetrics", json!({})),
         ("domain/devices/autoattachMemBalloon", json!(false)),
         ("domain/devices/autoattachSerialConsole", json!(false)),
         ("domain/features/acpi", json!({"enabled": false})),
@@ -124,7 +125,8 @@ fn settings_of_the_manifest_are_planned() {
         ("volumes/0/persistentVolumeClaim/readOnly", json!(true)),
     ])
     .unwrap();
-    assert!(plan.rng && !plan.balloon && !plan.serial_console && !plan.acpi && plan.start_paused);
+    assert!(plan.rng && plan.downward_metrics);
+    assert!(!plan.balloon && !plan.serial_console && !plan.acpi && plan.start_paused);
     assert_eq!(plan.serial.as_deref(), Some("SN-1"));
     assert_eq!(plan.grace_period_seconds, 0);
     assert_eq!(

@@ -64,6 +64,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         watchdog: devices.watchdog.as_ref().and_then(|watchdog| {
             WatchdogAction::named(watchdog.i6300esb.action.as_deref().unwrap_or_default())
         }),
+        downward_metrics: devices.downward_metrics.is_some(),
         balloon: devices.autoattach_mem_balloon.unwrap_or(true),
         serial_console: devices.autoattach_serial_console.unwrap_or(true),
         acpi: domain.features.acpi.as_ref().is_none_or(Feature::is_on),

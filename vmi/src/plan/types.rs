@@ -82,6 +82,9 @@ pub struct VmPlan {
     /// Give the guest a watchdog (i6300esb) with this action.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub watchdog: Option<WatchdogAction>,
+    /// Serve metrics of host and VM on a port of the guest.
+    #[serde(default)]
+    pub downward_metrics: bool,
     /// Give the guest a serial port (ttyS0).
     pub serial_console: bool,
     /// The guest supports ACPI (power button).

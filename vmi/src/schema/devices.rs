@@ -53,7 +53,7 @@ pub(super) const DEVICES: &[Field] = &[
     honoured("blockMultiQueue", Bool),
     honoured("networkInterfaceMultiqueue", Bool),
     refused("gpus", List(&Open(&[])), NO_PASSTHROUGH),
-    refused("downwardMetrics", Open(&[]), "downward metrics are not supported"),
+    honoured("downwardMetrics", EMPTY),
     honoured("panicDevices", List(&Object(&[honoured("model", Str)]))),
     refused(
         "filesystems",

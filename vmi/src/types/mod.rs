@@ -187,6 +187,7 @@ manifest! {
         network_interface_multiqueue: bool,
         rng: Option<Empty>,
         watchdog: Option<Watchdog>,
+        downward_metrics: Option<Empty>,
     }
 
     /// `spec.domain.devices.watchdog`

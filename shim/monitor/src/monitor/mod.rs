@@ -20,6 +20,7 @@
 
 mod console_session;
 mod disks;
+mod downward_metrics;
 mod embedded;
 mod error_chain;
 mod final_status;

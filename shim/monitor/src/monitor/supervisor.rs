@@ -18,9 +18,10 @@ use tonic::transport::Server;
 use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
+use super::downward_metrics::{self, METRICS_PORT, MetricsSource};
 use super::final_status::FinalStatus;
 use super::guest_agent::{AgentActor, AgentHandle, GuestService};
-use super::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
+use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
@@ -51,6 +52,8 @@ pub(super) struct Supervisor {
     credentials: CredentialsPlan,
     /// Serves vsock connections until the VM ends.
     vsock: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// The port of downward metrics, if the manifest asks for it.
+    metrics: Option<(GuestChannel, MetricsSource)>,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) agent_handle: AgentHandle,
@@ -80,6 +83,7 @@ impl Supervisor {
             .then(|| Console::start(console, dir.console_log()));
         let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
         let (channel, agent_port) = guest_channel(AGENT_PORT)?;
+        let mut ports = vec![agent_port];
         let incoming = listener::serve_streams(dir.path(), "pod.sock")?;
         let descriptors = listener::serve_descriptors(dir.path())?;
 
@@ -105,6 +109,13 @@ impl Supervisor {
             guest_agent::needs(&plan.credentials),
         );
         let vsock = vsock_actor(dir.path(), vmm.clone())?;
+        let metrics = if plan.downward_metrics {
+            let (channel, port) = guest_channel(METRICS_PORT)?;
+            ports.push(port);
+            Some((channel, MetricsSource::new(&plan, vmi, vmm.clone())))
+        } else {
+            None
+        };
         let handle = VmHandle::new(handle, vmm, publisher.subscribe());
         let service = Service::new(ServiceParts {
             plan,
@@ -128,10 +139,11 @@ impl Supervisor {
             disks,
             interfaces,
             guest: guest.map(Into::into),
-            ports: vec![agent_port],
+            ports,
             agent,
             credentials,
             vsock: Box::pin(vsock.run()),
+            metrics,
             status_server: StatusServer {
                 publisher,
                 finish,
@@ -150,6 +162,9 @@ impl Supervisor {
         tokio::spawn(guest_agent::propagate(self.credentials, self.agent_handle));
         tokio::spawn(self.agent.run());
         tokio::spawn(self.vsock);
+        if let Some((channel, source)) = self.metrics {
+            tokio::spawn(downward_metrics::serve(channel, source));
+        }
         let final_status = tokio::select! {
             final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,
             // The actor of the disks is stopped with the VM.

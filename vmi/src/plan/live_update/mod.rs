@@ -227,6 +227,7 @@ impl VmPlan {
             "subdomain",
             "domain.devices.rng",
             "domain.devices.watchdog",
+            "domain.devices.downwardMetrics",
             "domain.devices.autoattachMemBalloon",
             "domain.devices.autoattachSerialConsole",
             "domain.devices.disableHotplug",
@@ -244,6 +245,7 @@ impl VmPlan {
             subdomain,
             rng,
             watchdog,
+            metrics,
             balloon,
             console,
             hotplug,
@@ -285,6 +287,8 @@ impl VmPlan {
             None => "off".to_owned(),
         };
         changes.compare(watchdog, "the watchdog", action(self), action(wanted));
+        let port = [self, wanted].map(|plan| on(plan.downward_metrics));
+        changes.compare(metrics, "the port of downward metrics", port[0], port[1]);
         changes.compare(
             balloon,
             "the memory balloon",

@@ -108,6 +108,10 @@ fn changes_that_need_a_restart_are_refused_by_field() {
             "spec.domain.devices.watchdog",
         ),
         (
+            json!({"spec": {"domain": {"devices": {"downwardMetrics": {}}}}}),
+            "spec.domain.devices.downwardMetrics",
+        ),
+        (
             json!({"spec": {"terminationGracePeriodSeconds": 7}}),
             "spec.terminationGracePeriodSeconds",
         ),
