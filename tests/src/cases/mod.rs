@@ -14,6 +14,7 @@ mod crash;
 mod debian;
 mod demo;
 mod disks;
+mod downward_metrics;
 mod fio;
 mod flushed;
 mod full_disk;
@@ -78,6 +79,7 @@ pub const DEFAULT: &[Case] = &[
     stop::BUTTON,
     stop::GRACE,
     watchdog::CASE,
+    downward_metrics::CASE,
     crash::PANIC,
     crash::TRIPLE_FAULT,
     killed::VMM,
