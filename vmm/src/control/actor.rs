@@ -500,7 +500,10 @@ impl VmmActor {
             }
             VmEvent::Guest(MachineEvent::CrashLoaded) => {
                 let message = "guest kernel panicked and runs its crash kernel".to_owned();
-                self.emit(Kind::Warning(pb::event::Warning { message }));
+                self.emit(Kind::Warning(pb::event::Warning {
+                    message,
+                    guest_panicked: true,
+                }));
                 None
             }
             VmEvent::Vcpu(index, VcpuEvent::TripleFault) => Some(VmExit::new(

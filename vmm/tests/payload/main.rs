@@ -83,6 +83,26 @@ async fn every_end_has_its_status_and_reason() {
 }
 
 #[tokio::test]
+async fn a_guest_that_panics_into_its_crash_kernel_goes_on_and_says_so_once() {
+    let mut rig = Rig::start().await;
+    let events = rig.client.events(pb::EventsRequest {}).await;
+    let mut events = events.unwrap().into_inner();
+    let crash = code(&[out(0x505, 2), out(0x505, 2), print("on"), halt()]);
+    rig.run(&elf(&crash, false)).await;
+    assert_eq!(rig.read_console(2).await, "on");
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    let mut warnings = 0;
+    while let Some(Ok(event)) = events.next().await {
+        if let Some(Kind::Warning(warning)) = event.event {
+            assert!(warning.guest_panicked, "{warning:?}");
+            warnings += 1;
+        }
+    }
+    assert_eq!(warnings, 1);
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn a_reset_boots_the_kernel_again_in_the_same_process() {
     let mut rig = Rig::start().await;
     rig.run(&elf(&code(&[print("boot "), reset(), halt()]), false))

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use husk_proto::shim::v1::{Phase, Status, Timeline};
 use husk_proto::vmm::v1::event::{Event as Kind, IoError, WatchdogBite};
 use husk_proto::vmm::v1::watchdog::Action;
-use husk_proto::vmm::v1::{Event, State};
+use husk_proto::vmm::v1::{Event, ExitReason, State};
 use husk_volumes::UnpackProgress;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
@@ -79,7 +79,12 @@ impl StatusPublisher {
                 info!(cause = reset.cause, "the guest rebooted");
                 self.status.send_modify(|status| status.reboots += 1);
             }
-            Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
+            Some(Kind::Warning(warning)) => {
+                warn!(message = warning.message, "the VMM warns");
+                if warning.guest_panicked {
+                    self.status.send_modify(|status| status.panics += 1);
+                }
+            }
             Some(Kind::IoError(error)) => self.io_error(error),
             Some(Kind::Watchdog(bite)) => self.watchdog(bite),
             Some(Kind::Exit(_) | Kind::PortOpened(_)) | None => {}
@@ -94,6 +99,7 @@ impl StatusPublisher {
             status.reason = final_status.reason.into();
             status.message = final_status.message;
             status.exit = final_status.exit.into();
+            status.panics += u64::from(final_status.exit == ExitReason::GuestPanic);
             status.timeline.get_or_insert_default().ended = now();
         });
     }
@@ -163,7 +169,36 @@ fn nanoseconds(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use husk_proto::vmm::v1::event::Warning;
+
     use super::*;
+
+    #[test]
+    fn panics_are_counted_whether_or_not_they_end_the_vm() {
+        let publisher = StatusPublisher::new();
+        let mut status = publisher.subscribe();
+        let warning = |guest_panicked| Event {
+            monotonic_ns: 0,
+            event: Some(Kind::Warning(Warning {
+                message: String::new(),
+                guest_panicked,
+            })),
+        };
+        publisher.handle_vmm_event(&warning(false));
+        assert_eq!(status.borrow_and_update().panics, 0);
+        publisher.handle_vmm_event(&warning(true));
+        assert_eq!(status.borrow_and_update().panics, 1);
+        let end = |exit| FinalStatus {
+            phase: Phase::Failed,
+            reason: "",
+            message: String::new(),
+            exit,
+        };
+        publisher.end(end(ExitReason::TripleFault));
+        assert_eq!(status.borrow_and_update().panics, 1);
+        publisher.end(end(ExitReason::GuestPanic));
+        assert_eq!(status.borrow_and_update().panics, 2);
+    }
 
     #[test]
     fn the_cause_of_a_pause_is_shown_until_the_vm_runs_again() {

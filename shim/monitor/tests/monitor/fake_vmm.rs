@@ -285,6 +285,7 @@ impl Vmm for Fake {
         });
         self.tell(Kind::Warning(Warning {
             message: "this is a play".into(),
+            guest_panicked: false,
         }));
         if has(&self.name(), "panics") {
             self.end(ExitReason::GuestPanic, "guest kernel panicked", 10);
