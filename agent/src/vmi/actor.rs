@@ -82,6 +82,8 @@ pub struct VmiActor {
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
+    /// Panics of the guest that have had an event, or that another agent has seen.
+    panics: Option<u64>,
     /// Hotplugged volumes in the last status.
     plugged: Vec<String>,
     awaited: AwaitedVolumes,
@@ -127,6 +129,7 @@ impl VmiActor {
             retry: FIRST_RETRY,
             grace: None,
             started: false,
+            panics: None,
             plugged: Vec::new(),
             awaited: AwaitedVolumes::default(),
             opening: Arc::new(Semaphore::new(1)),
@@ -187,6 +190,7 @@ impl VmiActor {
             }
             return Next::Wait;
         }
+        self.report_panics(&vmi, &state).await;
         let mut next = Next::Wait;
         if vmi.is_deleting() {
             let grace = vmi.grace_seconds();
@@ -491,6 +495,23 @@ impl VmiActor {
                     .send(vmi, Kind::Normal, "VolumeUnplugged", &message)
                     .await;
             }
+        }
+    }
+
+    /// Sends an event of each panic of the guest, with KubeVirt's words for a panic without details, which pvpanic has
+    /// none of. A VM that runs may have had events of an agent before this one.
+    async fn report_panics(&mut self, vmi: &Vmi, state: &PodState) {
+        let (panics, before) = match state {
+            PodState::Running(status) => (status.panics, self.panics.unwrap_or(status.panics)),
+            PodState::Ended(status) => (status.panics, self.panics.unwrap_or(0)),
+            _ => return,
+        };
+        self.panics = Some(panics);
+        if panics > before {
+            let message = "GuestPanicked (details unavailable)";
+            self.events
+                .send(vmi, Kind::Warning, "GuestPanicked", message)
+                .await;
         }
     }
 

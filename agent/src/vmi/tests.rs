@@ -227,6 +227,39 @@ async fn deleted_vmi_is_shut_down_within_its_shortest_grace_period() {
 }
 
 #[tokio::test]
+async fn each_panic_of_the_guest_has_an_event() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let first = node.agent();
+    node.until_phase("vm", "Running").await;
+    let panicked = || {
+        let events = node.api.events("vm");
+        events
+            .iter()
+            .filter(|event| *event == "GuestPanicked GuestPanicked (details unavailable)")
+            .count()
+    };
+    // Its crash kernel goes on.
+    shim.change(|status| status.panics = 1);
+    until("the first event", || panicked() == 1).await;
+    assert_eq!(node.phase("vm"), "Running");
+    first.abort();
+    let _ = first.await;
+    let _second = node.agent();
+    shim.change(|status| status.paused = true);
+    until("paused", || node.condition("vm", "Paused").is_some()).await;
+    assert_eq!(panicked(), 1, "the second agent repeats it");
+    shim.end(Phase::Failed, "GuestPanic");
+    node.until_phase("vm", "Failed").await;
+    until("the second event", || panicked() == 2).await;
+    let events = node.api.events("vm");
+    assert_eq!(
+        events.last().unwrap(),
+        "Stopped The VirtualMachineInstance crashed."
+    );
+}
+
+#[tokio::test]
 async fn vm_ends_with_its_vmi() {
     let node = Node::new();
     let (vanished, failed) = (node.schedule("vanished"), node.schedule("failed"));

@@ -135,6 +135,7 @@ impl Shim {
         let ended = Status {
             phase: phase.into(),
             reason: reason.to_owned(),
+            panics: self.status.borrow().panics + u64::from(reason == "GuestPanic"),
             ..Status::default()
         };
         let (directory, record) = {
