@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use common::{vmi, with};
 use husk_vmi::{
-    BootPlan, CacheMode, FieldError, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan,
-    WatchdogAction, plan,
+    BootPlan, CacheMode, Controller, DiskSource, FieldError, KernelFile, KernelOverride, Memory,
+    PodResources, Topology, VmPlan, WatchdogAction, plan,
 };
 use serde_json::{Value, json};
 
@@ -103,6 +103,38 @@ fn a_watchdog_resets_unless_it_has_another_action() {
             "{field}: Unsupported value: {field} 'none' is not supported: use reset, poweroff, shutdown or pause"
         ),
     );
+}
+
+#[test]
+fn downward_metrics_are_a_read_only_disk_on_virtio() {
+    for disks in [
+        json!([]),
+        json!([{"name": "m"}]),
+        json!([{"name": "m", "disk": {}}]),
+    ] {
+        let plan = planned(&[
+            ("domain/devices/disks", disks),
+            (
+                "volumes",
+                json!([
+                    {"name": "root", "persistentVolumeClaim": {"claimName": "c"}},
+                    {"name": "m", "downwardMetrics": {}},
+                ]),
+            ),
+        ]);
+        let plan = plan.unwrap_or_else(|errors| panic!("{errors:?}"));
+        let disk = plan.disks.iter().find(|disk| disk.name == "m").unwrap();
+        assert_eq!(disk.source, DiskSource::DownwardMetrics);
+        assert!(
+            disk.read_only && disk.controller == Controller::VirtioBlk,
+            "{disk:?}"
+        );
+        assert!(
+            plan.notes.iter().all(|note| !note.field.contains("volumes[1]")),
+            "{:?}",
+            plan.notes
+        );
+    }
 }
 
 #[test]

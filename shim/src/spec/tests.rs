@@ -141,14 +141,22 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
         {"name": "host", "hostDisk": {"path": "/srv/vms/host.img", "type": "Disk"}},
         {"name": "keys", "secret": {"secretName": "keys"}},
         {"name": "sa", "serviceAccount": {"serviceAccountName": "default"}},
+        {"name": "metrics", "downwardMetrics": {}},
     ]);
-    let disks = json!([disk("data"), disk("host"), disk("keys"), disk("sa")]);
+    let disks = json!([
+        disk("data"),
+        disk("host"),
+        disk("keys"),
+        disk("sa"),
+        disk("metrics")
+    ]);
     let mounts = json!([
         {"destination": "/var/run/kubevirt-private/vmi-disks/data",
          "source": "/pods/1/data", "options": ["rbind", "rw"]},
         {"destination": "/var/run/kubevirt-private/vmi-disks/host", "source": "/srv/vms", "options": ["rbind"]},
         {"destination": "/run/kubevirt-private/secret/keys", "source": "/pods/1/keys", "options": ["rbind", "ro"]},
         {"destination": "/var/run/secrets/kubernetes.io/serviceaccount", "source": "/pods/1/sa", "options": ["ro"]},
+        {"destination": "/var/run/kubevirt-private/downwardmetric-disk", "source": "/pods/1/metrics"},
         {"destination": "/var/run/kubevirt-ephemeral-disks", "source": "/pods/1/scratch"},
         {"destination": "/var/run/kubevirt/hotplug-disks", "source": "/pods/1/hotplug"},
         {"destination": "/proc", "source": "proc", "type": "proc"},
@@ -171,6 +179,7 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
         [sources[2], sources[3]],
         [&files("/pods/1/keys"), &files("/pods/1/sa")]
     );
+    assert_eq!(*sources[4], DiskSource::DownwardMetrics);
     assert_eq!(vm.ephemeral.as_deref(), Some(Path::new("/pods/1/scratch")));
     assert_eq!(vm.given.hotplug.as_deref(), Some(Path::new("/pods/1/hotplug")));
 }

@@ -144,7 +144,8 @@ fn open_disk(
 ) -> Result<OpenDisk, VolumeFault> {
     let access = access(disk);
     let image = match &disk.source {
-        DiskSource::Empty => return Ok(read_only(None)),
+        // The monitor has the file of downward metrics.
+        DiskSource::Empty | DiskSource::DownwardMetrics => return Ok(read_only(None)),
         // Only hotplugged volumes have passed descriptors.
         DiskSource::Descriptor(_) => return Err(VolumeFault::NotInPod(PathBuf::from(&disk.name))),
         DiskSource::CloudInit {

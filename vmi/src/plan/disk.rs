@@ -292,6 +292,8 @@ pub enum DiskSource {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         network_data: Option<SeedData>,
     },
+    /// A read-only disk with metrics of host and VM, which the monitor keeps up to date.
+    DownwardMetrics,
     /// A read-only disk with the files of a configMap, secret, downwardAPI or serviceAccount volume.
     Files {
         /// Directory with one file per key, as the kubelet mounts it; none for a missing optional object.

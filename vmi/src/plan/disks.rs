@@ -15,7 +15,8 @@ use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{self, Disk, Feature, Volume};
 
-/// All disks of a VMI: those listed, then one for each volume without a disk.
+/// All disks of a VMI: those listed, then one for each volume without a disk. One of downward metrics is on bus virtio
+/// unless it names another.
 pub(crate) fn effective_disks(vmi: &Vmi) -> Vec<Disk> {
     let devices = &vmi.spec.domain.devices;
     let mut disks = devices.disks.clone();
@@ -31,6 +32,16 @@ pub(crate) fn effective_disks(vmi: &Vmi) -> Vec<Disk> {
                 name: volume.name.clone(),
                 ..Disk::default()
             });
+        }
+    }
+    let metrics = vmi.spec.volumes.iter().filter(|v| v.downward_metrics.is_some());
+    for volume in metrics {
+        let of_volume = |disk: &&mut Disk| disk.name == volume.name && disk.target().0 == "disk";
+        if let Some(disk) = disks.iter_mut().find(of_volume) {
+            let target = disk.disk.get_or_insert_default();
+            if target.bus.as_deref().unwrap_or_default().is_empty() {
+                target.bus = Some("virtio".to_owned());
+            }
         }
     }
     disks
@@ -113,7 +124,10 @@ fn one(
         .is_some_and(|claim| claim.read_only);
     let read_only = claim_read_only
         || matches!(device, DeviceType::Cdrom { .. })
-        || matches!(source, DiskSource::CloudInit { .. } | DiskSource::Files { .. })
+        || matches!(
+            source,
+            DiskSource::CloudInit { .. } | DiskSource::Files { .. } | DiskSource::DownwardMetrics
+        )
         || given.is_some_and(|target| target.readonly == Some(true));
     let container_disk = matches!(source, DiskSource::ContainerDisk { .. });
     let ephemeral = volume.is_some_and(|volume| volume.ephemeral.is_some());

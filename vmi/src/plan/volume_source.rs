@@ -73,6 +73,9 @@ impl VolumeContext<'_> {
             }
         }
         self.nothing_given(volume)?;
+        if volume.downward_metrics.is_some() {
+            return Ok(DiskSource::DownwardMetrics);
+        }
         if let Some(disk) = &volume.empty_disk {
             let capacity_bytes = self.size(&volume.name, "emptyDisk.capacity", disk.capacity)?;
             return Ok(DiskSource::EmptyDisk { capacity_bytes });

@@ -1,11 +1,11 @@
 //! `spec.volumes[]`.
 
 use super::field_type::FieldType::{Bool, List, Object, Open, Quantity, Str};
-use super::field_type::{Field, FieldType, honoured, noted, refused};
+use super::field_type::{EMPTY, Field, FieldType, honoured, noted, refused};
 
 const KINDS: &str = "this volume type is not supported yet; supported types: containerDisk, persistentVolumeClaim, \
                      dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
-                     secret, downwardAPI and serviceAccount";
+                     secret, downwardAPI, downwardMetrics and serviceAccount";
 
 pub(super) const VOLUME: FieldType = Object(&[
     honoured("name", Str).required(),
@@ -65,7 +65,7 @@ pub(super) const VOLUME: FieldType = Object(&[
         Object(&[honoured("fields", List(&Open(&[]))), honoured("volumeLabel", Str)]),
     ),
     honoured("serviceAccount", Object(&[honoured("serviceAccountName", Str)])),
-    refused("downwardMetrics", Open(&[]), KINDS),
+    honoured("downwardMetrics", EMPTY),
     refused("memoryDump", Open(&[]), KINDS),
     refused("containerPath", Open(&[]), KINDS),
 ]);

@@ -33,6 +33,7 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
         }
         boot_order(disk.boot_order, &path, &mut orders, errors);
         target(vmi, disk, &path, errors);
+        metrics(vmi, disk, &path, errors);
         settings(disk, &path, errors);
     }
     for (i, interface) in vmi.spec.domain.devices.interfaces.iter().enumerate() {
@@ -57,6 +58,29 @@ fn boot_order(order: Option<i64>, path: &str, orders: &mut HashSet<i64>, errors:
         ));
     } else if !orders.insert(order) {
         let text = format!("Boot order for {field} already set for a different device.");
+        errors.push(FieldError::invalid(field, text));
+    }
+}
+
+/// Rules on the disk of a volume of downward metrics.
+fn metrics(vmi: &Vmi, disk: &Disk, path: &str, errors: &mut Vec<FieldError>) {
+    let volume = vmi.spec.volume(&disk.name);
+    if volume.is_none_or(|volume| volume.downward_metrics.is_none()) {
+        return;
+    }
+    let (kind, target) = disk.target();
+    let bus = target
+        .and_then(|target| target.bus.as_deref())
+        .unwrap_or_default();
+    let field = format!("{path}.disk");
+    if kind != "disk" {
+        let text =
+            format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
+        errors.push(FieldError::required(field, text));
+    } else if !matches!(bus, "" | "virtio") {
+        let field = format!("{field}.bus");
+        let text =
+            format!("DownwardMetrics volume must be mapped to virtio bus, but {field} is set to {bus}");
         errors.push(FieldError::invalid(field, text));
     }
 }

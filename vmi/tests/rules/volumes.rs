@@ -93,6 +93,29 @@ fn every_source_that_is_served_is_valid() {
 }
 
 #[test]
+fn downward_metrics_are_on_a_disk_on_virtio() {
+    let with_disk = |disk: Value| {
+        let mut changes = volumes(json!([{"name": "m", "downwardMetrics": {}}])).to_vec();
+        changes.push(("domain/devices/disks", json!([disk])));
+        changes
+    };
+    let field = "spec.domain.devices.disks[0].disk";
+    let text = format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
+    refused(
+        &with_disk(json!({"name": "m", "cdrom": {}})),
+        REQUIRED,
+        field,
+        &text,
+    );
+    let text = format!("DownwardMetrics volume must be mapped to virtio bus, but {field}.bus is set to scsi");
+    let scsi = with_disk(json!({"name": "m", "disk": {"bus": "scsi"}}));
+    refused(&scsi, INVALID, &format!("{field}.bus"), &text);
+    for disk in [json!({}), json!({"bus": "virtio"})] {
+        assert_eq!(faults(&with(&with_disk(json!({"name": "m", "disk": disk})))), []);
+    }
+}
+
+#[test]
 fn one_of_a_kind() {
     for (source, name) in [
         ("serviceAccount", "serviceAccount"),

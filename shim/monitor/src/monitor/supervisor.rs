@@ -9,7 +9,7 @@ use std::time::Duration;
 use husk_proto::services::either;
 use husk_proto::shim::v1::guest_server::GuestServer;
 use husk_proto::shim::v1::pod_server::PodServer;
-use husk_vmi::{CredentialsPlan, VmPlan};
+use husk_vmi::{CredentialsPlan, DiskPlan, DiskSource, VmPlan};
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -18,7 +18,7 @@ use tonic::transport::Server;
 use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
-use super::downward_metrics::{self, METRICS_PORT, MetricsSource};
+use super::downward_metrics::{self, METRICS_PORT, MetricsDisk, MetricsSource};
 use super::final_status::FinalStatus;
 use super::guest_agent::{AgentActor, AgentHandle, GuestService};
 use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel};
@@ -54,6 +54,8 @@ pub(super) struct Supervisor {
     vsock: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// The port of downward metrics, if the manifest asks for it.
     metrics: Option<(GuestChannel, MetricsSource)>,
+    /// The disk of downward metrics, and the VMM's end of it.
+    metrics_disk: Option<(MetricsDisk, MetricsSource, OwnedFd)>,
     status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) agent_handle: AgentHandle,
@@ -116,6 +118,13 @@ impl Supervisor {
         } else {
             None
         };
+        let on_disk = |disk: &DiskPlan| disk.source == DiskSource::DownwardMetrics;
+        let metrics_disk = if plan.disks.iter().any(on_disk) {
+            let (disk, file) = MetricsDisk::create()?;
+            Some((disk, MetricsSource::new(&plan, vmi, vmm.clone()), file))
+        } else {
+            None
+        };
         let handle = VmHandle::new(handle, vmm, publisher.subscribe());
         let service = Service::new(ServiceParts {
             plan,
@@ -144,6 +153,7 @@ impl Supervisor {
             credentials,
             vsock: Box::pin(vsock.run()),
             metrics,
+            metrics_disk,
             status_server: StatusServer {
                 publisher,
                 finish,
@@ -165,8 +175,12 @@ impl Supervisor {
         if let Some((channel, source)) = self.metrics {
             tokio::spawn(downward_metrics::serve(channel, source));
         }
+        let metrics_disk = self.metrics_disk.map(|(disk, source, file)| {
+            tokio::spawn(disk.keep(source));
+            file
+        });
         let final_status = tokio::select! {
-            final_status = self.vm.run(self.guest, self.ports, start_mode) => final_status,
+            final_status = self.vm.run(self.guest, self.ports, metrics_disk, start_mode) => final_status,
             // The actor of the disks is stopped with the VM.
             never = self.disks.run() => match never {},
         };

@@ -152,11 +152,13 @@ impl VmActor {
         mut self,
         console: Option<OwnedFd>,
         ports: Vec<GuestPort>,
+        metrics_disk: Option<OwnedFd>,
         mut start_mode: StartMode,
     ) -> FinalStatus {
         let mut sockets = GuestSockets {
             console,
             ports: Vec::new(),
+            metrics_disk,
         };
         for GuestPort { name, stream, open } in ports {
             sockets.ports.push((name, stream));

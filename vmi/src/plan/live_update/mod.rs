@@ -172,7 +172,10 @@ impl VmPlan {
                     network_data,
                     ..
                 } => secret(user_data).or_else(|| secret(network_data.as_ref()?)),
-                DiskSource::Empty | DiskSource::EmptyDisk { .. } | DiskSource::Descriptor(_) => None,
+                DiskSource::Empty
+                | DiskSource::EmptyDisk { .. }
+                | DiskSource::DownwardMetrics
+                | DiskSource::Descriptor(_) => None,
             };
             if let (Some(path), Some(_)) = (path, vmi.spec.volume(&disk.name)) {
                 resources.volumes.insert(disk.name.clone(), path);

@@ -17,7 +17,9 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
         let volume = position.map(|position| vmi.at(&format!("volumes[{position}]")));
         if i < listed {
             bus(disk, &path, found);
-        } else if let Some(volume) = &volume {
+        } else if let Some(volume) = &volume
+            && !disk.is_virtio_blk()
+        {
             let text = "no disk uses this volume, so a disk is added on KubeVirt's default bus, sata, which is provided as scsi";
             found.notes.push(Note::new(volume, text));
         }

@@ -1,5 +1,6 @@
 //! Metrics of host and VM for a guest whose manifest asks for them: KubeVirt's downward metrics, in vhostmd's format.
 
+mod disk;
 mod host;
 mod metric;
 mod request;
@@ -17,6 +18,7 @@ use super::vm::RunningVmm;
 use super::vmm_connection::call_within;
 use metric::{Metric, Value};
 
+pub(super) use disk::MetricsDisk;
 pub(super) use server::serve;
 
 /// The port on which vhostmd's clients ask for metrics.

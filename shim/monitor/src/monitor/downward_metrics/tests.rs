@@ -10,13 +10,16 @@ use crate::monitor::guest_channel::{GuestPort, guest_channel};
 
 const REQUEST: &[u8] = b"GET /metrics/XML\r\n\r\n";
 
-fn source() -> MetricsSource {
-    MetricsSource {
+/// A source, and the sender of the VMM that it asks.
+pub(super) fn source() -> (watch::Sender<Option<RunningVmm>>, MetricsSource) {
+    let (sender, vmm) = watch::channel(None);
+    let source = MetricsSource {
         host_name: "node".into(),
-        vmm: watch::channel(None).1,
+        vmm,
         vcpus: 2,
         memory_bytes: 256 << 20,
-    }
+    };
+    (sender, source)
 }
 
 /// A port that is served, and the guest's end of it.
@@ -24,7 +27,7 @@ fn served() -> (UnixStream, GuestPort, tokio::task::JoinHandle<()>) {
     let (channel, port) = guest_channel(METRICS_PORT).unwrap();
     let guest = std::os::unix::net::UnixStream::from(port.stream.try_clone().unwrap());
     let guest = UnixStream::from_std(guest).unwrap();
-    (guest, port, tokio::spawn(serve(channel, source())))
+    (guest, port, tokio::spawn(serve(channel, source().1)))
 }
 
 /// Reads to the empty line.
@@ -99,7 +102,7 @@ fn the_vm_is_described_by_its_plan_and_its_vmm() {
         ..InfoResponse::default()
     };
     let values = |said| {
-        let found = source().about_the_vm(u32::MAX, said);
+        let found = source().1.about_the_vm(u32::MAX, said);
         found
             .into_iter()
             .map(|metric| (metric.name, metric.value))

@@ -12,7 +12,7 @@ use husk_proto::vmm::v1::{
     BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, Port, ScsiDisk, ScsiPassthrough,
     Smbios, VmConfig, Watchdog,
 };
-use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan, WatchdogAction};
+use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, VmPlan, WatchdogAction};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
 use super::vsock::GUEST_CID;
@@ -28,13 +28,15 @@ pub(super) struct OpenNic {
     pub(super) link_up: bool,
 }
 
-/// The guest's ends of sockets of the monitor.
+/// The guest's ends of what the monitor serves.
 #[derive(Debug, Default)]
 pub(super) struct GuestSockets {
     /// ttyS0.
     pub(super) console: Option<OwnedFd>,
     /// Ports of the console device, by name.
     pub(super) ports: Vec<(&'static str, OwnedFd)>,
+    /// The disk of downward metrics.
+    pub(super) metrics_disk: Option<OwnedFd>,
 }
 
 /// A configuration and its descriptors. The descriptors must be sent first.
@@ -50,7 +52,7 @@ impl PreparedConfig {
         volumes: Volumes,
         nics: Vec<OpenNic>,
         kvm: OwnedFd,
-        sockets: GuestSockets,
+        mut sockets: GuestSockets,
     ) -> PreparedConfig {
         let mut descriptors = Vec::new();
         let mut fd = |fd: OwnedFd| -> Fd {
@@ -65,7 +67,11 @@ impl PreparedConfig {
         } = volumes;
         let (mut blk_disks, mut scsi_disks) = (Vec::new(), Vec::new());
         for (plan, mut open) in plan.disks.iter().zip(disks) {
-            let file = open.file.take().map(&mut fd);
+            let file = match plan.source {
+                DiskSource::DownwardMetrics => sockets.metrics_disk.take(),
+                _ => open.file.take(),
+            };
+            let file = file.map(&mut fd);
             let base = open.base.take().map(|base| (fd(base.file), base.format));
             match plan.controller {
                 Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file, base)),

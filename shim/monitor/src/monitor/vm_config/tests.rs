@@ -200,6 +200,34 @@ fn the_watchdog_has_the_action_of_the_plan() {
 }
 
 #[test]
+fn the_disk_of_downward_metrics_has_the_monitors_file() {
+    let vm = plan(|disk| disk.source = DiskSource::DownwardMetrics);
+    let volumes = Volumes {
+        disks: vec![OpenDisk {
+            file: None,
+            base: None,
+            path: PathBuf::new(),
+            read_only: true,
+            cache: Cache::Writeback,
+            format: ImageFormat::Raw,
+            block_sizes: None,
+            lun: None,
+        }],
+        kernel: None,
+        initrd: None,
+    };
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let sockets = GuestSockets {
+        metrics_disk: Some(file()),
+        ..GuestSockets::default()
+    };
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), sockets);
+    let disk = &prepared.config.disks[0];
+    assert!(disk.file.is_some() && disk.read_only, "{disk:?}");
+    assert_eq!(prepared.descriptors.len(), 2);
+}
+
+#[test]
 fn lun_config_includes_the_privileged_socket() {
     let told = |reservation, privileged: bool| {
         let vm = plan(|disk| {
@@ -274,6 +302,7 @@ fn sockets_are_sent_by_the_names_of_their_ports() {
     let sockets = GuestSockets {
         console: Some(file()),
         ports: vec![("first", file()), ("second", file())],
+        metrics_disk: None,
     };
     let mut vm = plan(|_| {});
     vm.disks.clear();
