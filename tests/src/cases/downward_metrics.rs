@@ -1,17 +1,18 @@
-//! KubeVirt's downward metrics in a guest. Debian has no client of vhostmd, so a shell asks as one does.
+//! KubeVirt's downward metrics in a guest. Debian has no client of vhostmd, so a shell asks and reads as one does.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, images};
+use crate::harness::{Case, images, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use std::cell::RefCell;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "downward-metrics",
-    about: "metrics of host and VM on a port; a guest that asks for nothing, floods the port, leaves half a request; none without the field",
+    about: "metrics of host and VM on a port and on a disk; a guest that asks for nothing, floods the port, leaves half a request; none without the field",
     limit: Duration::from_secs(300),
     run,
 };
@@ -34,6 +35,7 @@ const METRICS: &str = "ask 'GET /metrics/XML\\r\\n\\r\\n'";
 
 fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("port", || port(ctx));
+    ctx.part("disk", || disk(ctx));
     ctx.part("none", || none(ctx));
     Ok(())
 }
@@ -111,6 +113,44 @@ fn port(ctx: &TestContext) -> Result<()> {
         .collect::<String>()
         .parse()?;
     ensure!(kib < 64 << 10, "{resident}");
+    vm.discard()
+}
+
+/// The disk, read past the guest's cache. Prints its header in hexadecimal digits, then the document.
+const READ: &str = "blockdev --flushbufs /dev/vda; dd if=/dev/vda of=/disk bs=4096 status=none
+    head -c 16 /disk | hexdump -v -e '/1 \"%02x\"'; echo
+    tail -c +17 /disk | head -c $((0x$(head -c 16 /disk | tail -c 4 | hexdump -v -e '/1 \"%02x\"')))";
+
+fn disk(ctx: &TestContext) -> Result<()> {
+    let manifest = Manifest::new("disk")
+        .cpu(1, 2, 1)
+        .disk("metrics", json!({"downwardMetrics": {}}))
+        .small(&images::small("6.12-devices")?, "disks,shell");
+    let vm = Vm::start(ctx, &manifest)?;
+    vm.expect("husk-disk-vda: size=512 ro=1")?;
+    let shell = Shell::small(&vm)?;
+    let time = |document: &str| Ok::<u64, anyhow::Error>(value(document, "host", "Time")?.parse()?);
+    let seen = RefCell::new(Vec::new());
+    until(|| {
+        let text = shell.ok(READ)?;
+        let (header, document) = text.trim_start().split_once('\n').context("no header")?;
+        // "mvbd", and the document is whole.
+        ensure!(header.starts_with("6d766264") && header.len() == 32, "{text}");
+        if &header[8..16] != "00000000" || !document.contains("ResourceProcessorLimit") {
+            return Ok(false);
+        }
+        check(document)?;
+        let time = time(document)?;
+        let mut seen = seen.borrow_mut();
+        if seen.last() != Some(&time) {
+            seen.push(time);
+        }
+        Ok(seen.len() == 3)
+    })?;
+    let seen = seen.into_inner();
+    let between = seen[2] - seen[1];
+    ensure!((4..=20).contains(&between), "{seen:?}");
+    shell.ok("! dd if=/dev/zero of=/dev/vda bs=512 count=1 conv=fsync")?;
     vm.discard()
 }
 
