@@ -1,7 +1,7 @@
 //! A disk of downward metrics, in the format of vhostmd: a header of four big-endian words, then the document.
 //!
 //! The words are the signature, a flag that is 1 while the document changes, the sum of the document's bytes and its
-//! length. A guest that reads a wrong sum reads again.
+//! length. A reader that finds the flag or a wrong sum reads again.
 
 use std::fs::File;
 use std::io;
@@ -45,7 +45,7 @@ impl MetricsDisk {
     }
 
     fn write(&self, document: &str) -> io::Result<()> {
-        // vm-dump-metrics prints the document as it is.
+        // Clients print the document as it is.
         let body = format!("{document}\n");
         if body.len() > MOST_BYTES {
             return Err(io::Error::other("the metrics do not fit the disk"));
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a disk as vm-dump-metrics does.
+    /// Reads a disk as a client does.
     fn read(disk: &File) -> Option<String> {
         let mut header = [0; HEADER as usize];
         disk.read_exact_at(&mut header, 0).unwrap();

@@ -52,8 +52,11 @@ async fn answer_all(
                         0 => return Ok(()),
                         count => sent.extend(&more[..count]),
                     },
-                    // The rest of a request does not come from the next process.
-                    Ok(()) = open.changed() => sent.clear(),
+                    // The rest of a request does not come from the next process. The word that a process has opened the
+                    // port may come after what it sends.
+                    Ok(()) = open.changed() => if !*open.borrow_and_update() {
+                        sent.clear();
+                    },
                 }
                 continue;
             }
