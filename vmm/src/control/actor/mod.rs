@@ -1,5 +1,7 @@
 //! The control actor: owns the machine and handles commands and the machine's events, one at a time.
 
+mod watchdog;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -534,27 +536,6 @@ impl VmmActor {
         paused
             .err()
             .map(|status| VmExit::new(ExitReason::Error, status.message()))
-    }
-
-    /// Takes the watchdog's action if it bites.
-    async fn watchdog_due(&mut self) -> Option<VmExit> {
-        self.watchdog_sender.send_replace(None);
-        let running = self.running.as_ref()?;
-        let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
-        tracing::warn!(action = action.as_str_name(), "the guest's watchdog ran out");
-        self.emit(Kind::Watchdog(pb::event::WatchdogBite {
-            action: action.into(),
-        }));
-        let error = |status: Status| VmExit::new(ExitReason::Error, status.message());
-        match action {
-            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog").await,
-            WatchdogAction::Poweroff => {
-                let detail = "the guest's watchdog ran out, and its action is to power off";
-                Some(VmExit::new(ExitReason::Watchdog, detail))
-            }
-            WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
-            WatchdogAction::Pause => self.pause().err().map(error),
-        }
     }
 
     fn info(&self) -> pb::InfoResponse {
