@@ -41,18 +41,17 @@ pub(crate) struct Header {
 
 impl Header {
     pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
-        let mut rest = &bytes[..];
         Self {
-            src_cid: u64::from_le_bytes(take(&mut rest)),
-            dst_cid: u64::from_le_bytes(take(&mut rest)),
-            src_port: u32::from_le_bytes(take(&mut rest)),
-            dst_port: u32::from_le_bytes(take(&mut rest)),
-            len: u32::from_le_bytes(take(&mut rest)),
-            kind: u16::from_le_bytes(take(&mut rest)),
-            op: u16::from_le_bytes(take(&mut rest)),
-            flags: u32::from_le_bytes(take(&mut rest)),
-            buf_alloc: u32::from_le_bytes(take(&mut rest)),
-            fwd_cnt: u32::from_le_bytes(take(&mut rest)),
+            src_cid: u64::from_le_bytes(field(bytes, 0)),
+            dst_cid: u64::from_le_bytes(field(bytes, 8)),
+            src_port: u32::from_le_bytes(field(bytes, 16)),
+            dst_port: u32::from_le_bytes(field(bytes, 20)),
+            len: u32::from_le_bytes(field(bytes, 24)),
+            kind: u16::from_le_bytes(field(bytes, 28)),
+            op: u16::from_le_bytes(field(bytes, 30)),
+            flags: u32::from_le_bytes(field(bytes, 32)),
+            buf_alloc: u32::from_le_bytes(field(bytes, 36)),
+            fwd_cnt: u32::from_le_bytes(field(bytes, 40)),
         }
     }
 
@@ -85,10 +84,9 @@ impl Header {
     }
 }
 
-fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
-    let (value, rest) = bytes.split_first_chunk().expect("the lengths add up to a header");
-    *bytes = rest;
-    *value
+/// The bytes of the field at this offset.
+fn field<const N: usize>(bytes: &[u8; HEADER_LEN], at: usize) -> [u8; N] {
+    std::array::from_fn(|index| bytes[at + index])
 }
 
 /// A connection, by its ports.
