@@ -1,4 +1,4 @@
-//! What the guest's agent tells, and freezing of its file systems. The answers are KubeVirt's objects.
+//! Answers virt-api's questions to the guest agent with KubeVirt's objects, and freezes and thaws file systems.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ struct State {
     refusal: Option<String>,
     /// The answer to `Info`, but for the status.
     info: InfoResponse,
-    /// What the guest's agent tells; `None`: there is no agent.
+    /// The answer of the guest agent to `Info`. `None`: the guest has no agent.
     guest: Option<GuestInfoResponse>,
     /// `Info` is never answered.
     hangs: bool,

@@ -51,7 +51,7 @@ enum InspectFormat {
 struct Inspected {
     #[serde(flatten)]
     view: VmView,
-    /// What the guest's agent has told, as `husk guest info` shows it.
+    /// The last answers of the guest agent, as `husk guest info` shows them.
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_agent: Option<Value>,
     /// Metadata of the manifest.

@@ -25,8 +25,7 @@ Exit status: 0 when the guest has closed the connection, 1 if it refuses it or
 the VM ends.
 
 Examples:
-  husk vsock demo 5000 < request
-  ssh -o ProxyCommand='husk vsock demo 22' debian@demo")]
+  husk vsock demo 5000 < request")]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,

@@ -17,7 +17,7 @@ pub struct CredentialsPlan {
     /// Directory with a file for each key, by the name of the Secret.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub secrets: BTreeMap<String, PathBuf>,
-    /// What the guest's agent propagates.
+    /// Secrets that the guest agent propagates.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub by_agent: Vec<AgentCredential>,
 }
@@ -84,7 +84,7 @@ pub(super) fn plan(vmi: &Vmi, resources: &PodResources, errors: &mut Vec<FieldEr
     plan
 }
 
-/// What the guest's agent propagates.
+/// Returns the Secrets that the guest agent propagates.
 pub(super) fn by_agent(vmi: &Vmi) -> impl Iterator<Item = AgentCredential> {
     vmi.spec.access_credentials.iter().filter_map(|credential| {
         let secret = credential.secret().to_owned();

@@ -1,9 +1,9 @@
-//! What the guest's agent tells of the operating system and of its file systems.
+//! Writes the guest's operating system and its freeze status, which the guest agent reports.
 
 use husk_proto::shim::v1::{GuestOs, GuestState};
 use serde_json::{Map, Value, json};
 
-/// Writes `guestOSInfo` and `fsFreezeStatus`. What the agent has not told stays.
+/// Writes `guestOSInfo` and `fsFreezeStatus`. A value that the agent has not reported yet stays as it was.
 pub fn update(status: &mut Value, guest: &GuestState) {
     if let Some(os) = &guest.os {
         status["guestOSInfo"] = os_info(os);

@@ -17,7 +17,7 @@ fn connected(vm: &Vm<'_>, line: &str) -> UnixStream {
     stream
 }
 
-/// What comes until the end. A reset is one: it shows that the other end has not read all.
+/// Reads to the end of the stream. A reset counts as the end: the other side had not read everything.
 fn rest(mut stream: UnixStream) -> String {
     let mut text = String::new();
     match stream.read_to_string(&mut text) {

@@ -25,7 +25,7 @@ impl Answer {
     }
 }
 
-/// Does what a program is to do with the pod's VM, if it runs.
+/// Carries out the task with the pod's VM, if it runs.
 pub(super) async fn answer(program: Program, vm: Option<(VmHandle, AgentHandle)>) -> Answer {
     let Some((vm, agent)) = vm else {
         return match program {

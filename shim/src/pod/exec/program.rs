@@ -7,7 +7,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// Time after which file systems are thawed, if virt-freezer names none.
 const THAW_AFTER: Duration = Duration::from_secs(300);
 
-/// What a program is to do.
+/// The task that a command line names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Program {
     /// virt-probe: asks the guest's agent for a sign of life.

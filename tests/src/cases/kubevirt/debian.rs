@@ -217,7 +217,7 @@ fn scp(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// What Debian's own agent tells.
+/// The VMI and virtctl show the answers of Debian's own agent.
 fn guest_agent(c: &KubeVirt<'_>) -> Result<()> {
     let connected = ".status.conditions[?(@.type==\"AgentConnected\")].status";
     c.until(VMI, VM, connected, "True")?;

@@ -147,7 +147,7 @@ fn freeze(ctx: &TestContext, c: &KubeVirt<'_>) -> Result<()> {
     c.until(VMI, VM, FROZEN, "")
 }
 
-/// What Velero runs in `compute` before and after a backup.
+/// Velero runs this program in `compute` before and after a backup.
 fn freezer(c: &KubeVirt<'_>) -> Result<()> {
     let pod = c.field("pods", "-lkubevirt.io=virt-launcher", ".items[0].metadata.name")?;
     let run = |action: &str| {

@@ -93,7 +93,7 @@ fn memory(meminfo: &str) -> [Metric; 4] {
     ]
 }
 
-/// What the host has swapped in and out since its boot, from `/proc/vmstat`.
+/// Memory that the host has swapped in and out since its boot, from `/proc/vmstat`.
 fn swapped(vmstat: &str, page_size: u64) -> Option<[Metric; 2]> {
     let metric = |name, field: &str| {
         let mut lines = vmstat.lines().filter_map(|line| line.split_once(' '));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What a metric is about.
+/// The subject of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Context {
     Host,

@@ -28,7 +28,7 @@ const INFO_WITHIN: Duration = Duration::from_secs(2);
 /// Longest name of a host in characters, as in DNS.
 const HOST_NAME: usize = 253;
 
-/// Where the metrics come from.
+/// Collects the metrics of one VM and of the host.
 #[derive(Debug, Clone)]
 pub(super) struct MetricsSource {
     host_name: String,

@@ -29,7 +29,7 @@ struct Credentials {
     passwords: BTreeMap<String, String>,
 }
 
-/// What a VM's access credentials need of an agent.
+/// Returns the agent commands that a VM's access credentials require.
 pub(in crate::monitor) fn needs(plan: &CredentialsPlan) -> Needs {
     let has = |is: fn(&AgentCredential) -> bool| plan.by_agent.iter().any(is);
     Needs {

@@ -1,4 +1,4 @@
-//! What the agent is asked because the state of the VM has changed.
+//! Requests to the agent that follow from a change of the VM's state: set the time, power off.
 
 use std::time::{Duration, Instant};
 

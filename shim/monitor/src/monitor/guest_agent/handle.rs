@@ -23,7 +23,7 @@ pub(super) enum AgentCommand {
         keys: Vec<String>,
         reply: Reply<()>,
     },
-    /// What became of the access credentials.
+    /// Publishes the result of the last attempt to set the access credentials.
     Synchronized(CredentialsState),
     SetPassword {
         user: String,
@@ -67,7 +67,7 @@ impl AgentHandle {
         AgentHandle { mailbox, view, state }
     }
 
-    /// Watches what a VMI's status shows.
+    /// Watches the state that a VMI's status shows.
     pub(in crate::monitor) fn watch(&self) -> watch::Receiver<GuestState> {
         self.state.clone()
     }
@@ -87,7 +87,7 @@ impl AgentHandle {
         done.map_err(late)?
     }
 
-    /// Publishes what became of the access credentials.
+    /// Publishes the result of the last attempt to set the access credentials.
     pub(in crate::monitor) async fn synchronized(&self, state: CredentialsState) {
         let _ = self.mailbox.send(AgentCommand::Synchronized(state)).await;
     }

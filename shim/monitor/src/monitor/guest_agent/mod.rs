@@ -45,7 +45,7 @@ pub(super) struct AgentActor {
     guard: FreezeGuard,
     processes: Processes,
     duties: Duties,
-    /// What the VMI needs of the agent.
+    /// The agent commands that the VMI requires.
     needs: Needs,
     credentials: Option<CredentialsState>,
     reboots: u64,

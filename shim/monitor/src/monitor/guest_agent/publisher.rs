@@ -1,4 +1,4 @@
-//! Publishes what a VMI's status shows. Each change becomes a write to a cluster's API server, so a guest that changes
+//! Publishes the state that a VMI's status shows. Each change becomes a write to a cluster's API server, so a guest that changes
 //! all the time is slowed down.
 
 use std::time::{Duration, Instant};

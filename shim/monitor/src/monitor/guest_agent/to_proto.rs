@@ -40,7 +40,8 @@ pub(super) fn info(view: &AgentView, now: Instant) -> shim::GuestInfoResponse {
 const STATUS_INTERFACES: usize = 64;
 const STATUS_ADDRESSES: usize = 32;
 
-/// What a VMI's status shows. It is stored in the cluster, so it is small and every text is fit to be shown.
+/// Returns the state that a VMI's status shows. A cluster stores it, so lists are short and control characters are
+/// escaped.
 pub(super) fn state(connected: bool, answers: &Answers, needs: Needs) -> shim::GuestState {
     let unsupported = answers
         .version
