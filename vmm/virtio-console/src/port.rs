@@ -49,6 +49,8 @@ pub(crate) struct Port {
     hung_up: bool,
     /// Bytes of the first available transmit buffer that the host has taken already.
     taken: u64,
+    /// The driver may have to notify the device of receive buffers.
+    receive_notified: bool,
 }
 
 impl Port {
@@ -63,6 +65,7 @@ impl Port {
             writable: true,
             hung_up: false,
             taken: 0,
+            receive_notified: true,
         }
     }
 
@@ -184,19 +187,23 @@ impl Port {
         let mut bytes = [0; CHUNK];
         let mut used = false;
         for _ in 0..active.queue.size() {
-            let Some(mut host) = self.host.as_deref().filter(|_| self.guest_open && self.readable) else {
+            let Some(host) = self.host.clone().filter(|_| self.guest_open && self.readable) else {
                 return Ok(PassOutcome { used, again: false });
             };
             let Some(chain) = active.queue.iter(mem).map_err(broken)?.next() else {
+                if self.notify_receive(active, mem, true)? {
+                    continue;
+                }
                 return Ok(PassOutcome { used, again: false });
             };
+            self.notify_receive(active, mem, false)?;
             let head = chain.head_index();
             chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
             let room = room(&writable).min(CHUNK as u64) as usize;
             if room == 0 {
                 return Err("receive buffer without space".into());
             }
-            match host.read(&mut bytes[..room]) {
+            match (&*host).read(&mut bytes[..room]) {
                 Ok(count @ 1..) => {
                     scatter(mem, &writable, &bytes[..count])?;
                     active.queue.add_used(mem, head, count as u32).map_err(broken)?;
@@ -210,6 +217,25 @@ impl Port {
             active.queue.go_to_previous_position();
         }
         Ok(PassOutcome { used, again: true })
+    }
+
+    /// Has the driver notify the device of receive buffers, or not. A driver gives each buffer back when it has read it,
+    /// and the device waits for one only while it has none. Returns true if there is a buffer after all.
+    fn notify_receive(
+        &mut self,
+        active: &mut ActiveQueue,
+        mem: &GuestMemMmap,
+        wanted: bool,
+    ) -> Result<bool, DeviceError> {
+        if wanted {
+            self.receive_notified = true;
+            return active.queue.enable_notification(mem).map_err(broken);
+        }
+        if self.receive_notified {
+            self.receive_notified = false;
+            active.queue.disable_notification(mem).map_err(broken)?;
+        }
+        Ok(false)
     }
 }
 

@@ -100,6 +100,27 @@ fn a_guest_that_does_not_read_holds_the_host_and_no_other_port() {
 }
 
 #[test]
+fn the_driver_notifies_of_receive_buffers_while_the_device_has_none() {
+    let mut guest = Guest::open(1);
+    guest.hosts[0].write_all(b"one").unwrap();
+    assert_eq!(guest.next(4), b"one");
+    assert!(!guest.queues[4].wants_kick(false, 0));
+    // All buffers, and bytes that find none.
+    fill(&mut guest.hosts[0], 1);
+    wait_for("a request to notify", || {
+        guest.queues[4].wants_kick(false, 0).then_some(())
+    });
+    guest.queues[4].used().unwrap();
+    guest.queues[4].offer(0);
+    guest.queues[4].kick();
+    let mut used = 1;
+    wait_for("the buffer that was given back", || {
+        used += usize::from(guest.queues[4].used().is_some());
+        (used == usize::from(SIZE) + 1).then_some(())
+    });
+}
+
+#[test]
 fn bytes_for_nobody_are_discarded() {
     let mut guest = Guest::open(1);
     drop(guest.hosts.remove(0));

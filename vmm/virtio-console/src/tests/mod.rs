@@ -161,7 +161,9 @@ impl Guest {
             let at = buffer(queue, driver.next_head());
             driver.add(&[(at, BUFFER, WRITE)]);
         }
-        driver.kick();
+        if driver.wants_kick(false, 0) {
+            driver.kick();
+        }
     }
 
     /// The content of the next used buffer of a receive queue. Offers a new one.
