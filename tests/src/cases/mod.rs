@@ -191,6 +191,7 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::end::CASE,
     kubevirt::examples::CASE,
     kubevirt::guest_agent::CASE,
+    kubevirt::snapshot::CASE,
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
     kubevirt::kills::CASE,

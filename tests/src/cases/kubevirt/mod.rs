@@ -11,3 +11,4 @@ pub mod life;
 pub mod network;
 pub mod node;
 pub mod sets;
+pub mod snapshot;
