@@ -1,7 +1,7 @@
 //! husk-vmm: one KVM virtual machine in one confined process.
 //!
-//! The process opens no files. Its monitor sends it descriptors and controls it by gRPC ([`control`]). The control
-//! actor builds a [`machine::Machine`], and [`vcpu`] actors run the guest.
+//! The process opens no files. Its monitor sends it descriptors and controls it by gRPC ([`control`]). The
+//! machine's thread builds a [`machine::Machine`], and [`vcpu`] actors run the guest.
 
 pub mod acpi;
 pub mod boot;

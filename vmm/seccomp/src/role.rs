@@ -3,8 +3,10 @@
 /// Role of a thread, which determines its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadRole {
-    /// The first thread: the runtime, the control service and the machine actor, once the machine is created.
+    /// The first thread, once the machine is created: the runtime, the control service and the console.
     Control,
+    /// Owns the machine, once it is created.
+    Machine,
     /// Runs the guest, and device models when it leaves the guest.
     Vcpu,
     /// Serves a queue of a virtio-blk disk.
@@ -39,8 +41,9 @@ pub enum ThreadRole {
 
 impl ThreadRole {
     /// All roles.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Control,
+        Self::Machine,
         Self::Vcpu,
         Self::Blk,
         Self::Scsi,
@@ -62,8 +65,9 @@ impl ThreadRole {
     #[must_use]
     pub fn starts(self) -> &'static [Self] {
         match self {
+            Self::Control => &[Self::Blocking],
             // Paused devices have no workers; resuming starts new ones.
-            Self::Control => &[
+            Self::Machine => &[
                 Self::Blk,
                 Self::Net,
                 Self::NetControl,
@@ -71,7 +75,6 @@ impl ThreadRole {
                 Self::Balloon,
                 Self::Console,
                 Self::Vsock,
-                Self::Blocking,
                 Self::Boot,
             ],
             // A write to the device status register (DRIVER_OK) starts workers.

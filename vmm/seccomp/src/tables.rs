@@ -342,11 +342,11 @@ const SOCKETS: &[AllowedSyscall] = &[
 /// Calls of the role itself; the most frequent ioctls come first, since they are compared one by one.
 fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
     match role {
-        ThreadRole::Control => &[
+        ThreadRole::Control => &[RUNTIME, STARTING, EVENTS, SOCKETS],
+        ThreadRole::Machine => &[
             RUNTIME,
             STARTING,
             EVENTS,
-            SOCKETS,
             KVM_WIRING,
             KVM_MACHINE,
             VHOST,

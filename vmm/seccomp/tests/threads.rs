@@ -148,7 +148,7 @@ fn ioctls_are_restricted_by_role() {
         ),
         (
             TUNSETOFFLOAD,
-            &[ThreadRole::Control, ThreadRole::Vcpu, ThreadRole::NetControl],
+            &[ThreadRole::Machine, ThreadRole::Vcpu, ThreadRole::NetControl],
         ),
         (TIOCSTI, &[]),
     ] {
@@ -183,10 +183,10 @@ fn a_ring_can_only_update_files() {
 }
 
 #[test]
-fn only_the_control_thread_kicks() {
+fn only_the_machines_thread_kicks() {
     for role in ThreadRole::ALL {
         let kick = [usize::MAX, usize::MAX, libc::SIGRTMIN() as usize, 0];
-        let expected = if role == ThreadRole::Control {
+        let expected = if role == ThreadRole::Machine {
             End::Status(libc::EINVAL)
         } else {
             KILLED

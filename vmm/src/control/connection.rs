@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use husk_proto::fds::FdReceiver;
-use husk_proto::vmm::v1::ExitReason;
 use husk_proto::vmm::v1::vmm_server::VmmServer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
@@ -17,8 +16,8 @@ use tokio_stream::StreamExt;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::actor::{VmExit, VmmActor};
-use super::service::VmmHandle;
+use super::service::VmmService;
+use super::vm::{self, MachineThread, Message, VmExit};
 
 /// Maximum time for the monitor to read the last event.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -64,11 +63,23 @@ impl AsyncWrite for Connection {
 /// # Errors
 /// A socket cannot be used.
 pub async fn run(control: OwnedFd, fd_channel: OwnedFd) -> io::Result<VmExit> {
-    let (actor, handle) = VmmActor::new(FdReceiver::new(fd_channel)?);
-    let (end, ended) = oneshot::channel();
-    let mut served = pin!(serve(control, handle, ended));
+    let fds = FdReceiver::new(fd_channel)?;
+    let MachineThread {
+        messages,
+        ports,
+        mut ended,
+    } = vm::spawn()?;
+    let service = VmmService {
+        messages: messages.clone(),
+        fds,
+        ports,
+    };
+    let panicked = |_| io::Error::other("the machine's thread panicked");
+    let (end, closing) = oneshot::channel();
+    let mut served = pin!(serve(control, service, closing));
     tokio::select! {
-        exit = actor.run() => {
+        vm = &mut ended => {
+            let exit = vm.map_err(panicked)?.finish().await;
             // The event streams have ended. The server closes the connection when the monitor has taken all of them.
             drop(end);
             if timeout(LAST_EVENT_TIMEOUT, served).await.is_err() {
@@ -76,16 +87,18 @@ pub async fn run(control: OwnedFd, fd_channel: OwnedFd) -> io::Result<VmExit> {
             }
             Ok(exit)
         }
-        served = &mut served => served.map(|()| VmExit {
-            reason: ExitReason::ControlClosed,
-            detail: "the monitor is gone".into(),
-        }),
+        result = &mut served => {
+            // Fails if the VM has ended at the same time.
+            let _ = messages.send(Message::ControlClosed);
+            let exit = ended.await.map_err(panicked)?.finish().await;
+            result.map(|()| exit)
+        }
     }
 }
 
-/// Serves `handle` on the control socket. Returns when the monitor is gone, or when all calls have been answered after
-/// `ended`.
-async fn serve(socket: OwnedFd, handle: VmmHandle, ended: oneshot::Receiver<()>) -> io::Result<()> {
+/// Serves `service` on the control socket. Returns when the monitor is gone, or when all calls have been answered after
+/// `closing`.
+async fn serve(socket: OwnedFd, service: VmmService, closing: oneshot::Receiver<()>) -> io::Result<()> {
     let stream = std::os::unix::net::UnixStream::from(socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
@@ -94,9 +107,9 @@ async fn serve(socket: OwnedFd, handle: VmmHandle, ended: oneshot::Receiver<()>)
     let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
     let shutdown = async {
         // Only ever dropped.
-        let _ = ended.await;
+        let _ = closing.await;
     };
-    let server = Server::builder().serve_with_incoming_shutdown(VmmServer::new(handle), incoming, shutdown);
+    let server = Server::builder().serve_with_incoming_shutdown(VmmServer::new(service), incoming, shutdown);
     tokio::select! {
         result = server => result.map_err(io::Error::other),
         _ = closed => Ok(()),

@@ -18,8 +18,8 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disc: &pb::Disk) -> Resu
 }
 
 /// Inserts a disc into the drive that it names. Returns the size that the guest can read, in bytes.
-pub(super) async fn insert(fds: FdReceiver, scsi: ScsiHandle, disc: pb::Disk) -> Result<u64, Status> {
-    let image = open(&fds, "disc", &disc).await?;
+pub(super) async fn insert(fds: &FdReceiver, scsi: ScsiHandle, disc: pb::Disk) -> Result<u64, Status> {
+    let image = open(fds, "disc", &disc).await?;
     scsi.insert(&disc.id, image).await.map_err(|e| disks::status(&e))
 }
 

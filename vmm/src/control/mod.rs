@@ -1,17 +1,20 @@
-//! The control side of a VMM: one actor that owns the machine, its gRPC service and the console pump.
+//! The control side of a VMM: the gRPC service, the console and the clocks on the runtime's
+//! thread, and the VM on the machine's thread.
 
-mod actor;
+mod clocks;
 mod config;
 mod connection;
 mod console;
 mod discs;
 mod disks;
+mod events;
 mod fields;
 mod nics;
 mod passthrough;
 mod ports;
 mod service;
+mod vm;
 mod vsock;
 
-pub use actor::VmExit;
 pub use connection::run;
+pub use vm::VmExit;

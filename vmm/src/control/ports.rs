@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
 
-use super::actor::event;
+use super::events::event;
 use super::fields::{claim, missing};
 
 /// Claims the socket of the port in `field`, and returns its setup.

@@ -1,11 +1,14 @@
-//! The gRPC service husk.vmm.v1.Vmm. Every call is a message to the control actor.
+//! The gRPC service husk.vmm.v1.Vmm. Every call is a message to the machine's thread; what takes long is done
+//! here.
 
 use std::pin::Pin;
 
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb};
+use husk_seccomp::{ThreadRole, install};
 use husk_virtio_net::NetSetup;
+use husk_virtio_scsi::ScsiHandle;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_stream::{
     Stream, StreamExt,
@@ -13,19 +16,22 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status};
 
+use super::config::{self, VmParts};
+use super::disks::{self, MachineDisks};
 use super::fields::missing;
-use super::nics;
 use super::ports::{EventStream, PortStates};
+use super::vm::Message;
 use super::vsock::{self, VsockCommand};
+use super::{discs, nics};
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
-/// Commands of the control actor.
+/// Calls of the monitor.
 #[derive(Debug)]
 pub enum VmmCommand {
     /// Builds the machine.
-    Create(Box<pb::VmConfig>, Reply<()>),
+    Create(Box<VmParts>, Reply<()>),
     /// Loads the kernel and starts the vCPUs, or stays paused.
     Boot { paused: bool, reply: Reply<()> },
     /// Stops vCPUs and device workers.
@@ -38,54 +44,55 @@ pub enum VmmCommand {
     Reset(Reply<()>),
     /// Ends the VM.
     Stop(Reply<()>),
-    /// Describes the VM.
-    Info(Reply<pb::InfoResponse>),
+    /// Describes the VM but for its SCSI disks, and returns the controller of these.
+    Info(Reply<(pb::InfoResponse, Option<ScsiHandle>)>),
     /// Returns the present state and a receiver of the events after it.
     Subscribe(Reply<(pb::Event, broadcast::Receiver<pb::Event>)>),
     /// Sets the balloon's target in bytes.
     SetBalloon(u64, Reply<()>),
-    /// Adds a SCSI disk.
-    AddDisk(Box<pb::AddDiskRequest>, Reply<pb::AddDiskResponse>),
-    /// Removes the SCSI disk with this id.
-    RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
+    /// Returns the handles of the disks.
+    Disks(Reply<MachineDisks>),
     /// Plugs a NIC. Returns its PCI slot.
     AddNic(Box<NetSetup>, Reply<u32>),
-    /// Asks the guest to eject the NIC with this id.
-    RemoveNic(String, Reply<()>),
+    /// Asks the guest to eject the NIC with this id. The receiver is answered when it has.
+    RemoveNic(String, Reply<oneshot::Receiver<()>>),
     /// Sets the link of the NIC with this id.
     SetLink { id: String, up: bool, reply: Reply<()> },
-    /// Updates the size of the disk with this id from its file. Returns the size in bytes.
-    ResizeDisk(String, Reply<u64>),
-    /// Inserts a disc into the drive that it names. Returns its size in bytes.
-    InsertDisc(Box<pb::Disk>, Reply<u64>),
-    /// Ejects the disc of the drive with this id.
-    EjectDisc(String, Reply<()>),
     /// Begins a connection of the vsock device.
     Vsock(VsockCommand, Reply<()>),
     /// Returns the guest's requests for such connections, once.
     VsockRequests(Reply<mpsc::Receiver<pb::VsockRequest>>),
 }
 
-/// Handle of the control actor.
+/// The service.
 #[derive(Clone, Debug)]
-pub struct VmmHandle {
-    pub(super) commands: mpsc::Sender<VmmCommand>,
-    /// For descriptors that are claimed outside the actor.
+pub struct VmmService {
+    pub(super) messages: std::sync::mpsc::Sender<Message>,
+    /// Descriptors that the monitor sends.
     pub(super) fds: FdReceiver,
     pub(super) ports: watch::Receiver<PortStates>,
 }
 
-impl VmmHandle {
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VmmCommand) -> Result<Response<T>, Status> {
+impl VmmService {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VmmCommand) -> Result<T, Status> {
         let gone = || Status::unavailable("the VM has ended");
         let (reply, answer) = oneshot::channel();
-        self.commands.send(command(reply)).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?.map(Response::new)
+        let message = Message::Command(command(reply));
+        self.messages.send(message).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
     }
 }
 
+/// Carries out an operation whole, even if its caller gives up.
+async fn detached<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::spawn(operation).await;
+    done.map_err(|e| Status::internal(e.to_string()))?
+}
+
 #[tonic::async_trait]
-impl Vmm for VmmHandle {
+impl Vmm for VmmService {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
     type VsockRequestsStream = Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
@@ -97,8 +104,15 @@ impl Vmm for VmmHandle {
             .into_inner()
             .config
             .ok_or_else(|| Status::invalid_argument("config is missing"))?;
-        self.ask(|reply| VmmCommand::Create(Box::new(config), reply))
-            .await?;
+        let service = self.clone();
+        detached(async move {
+            let parts = Box::new(config::parts(config, &service.fds).await?);
+            service.ask(|reply| VmmCommand::Create(parts, reply)).await?;
+            // The threads of the machine have theirs. This one has read no input of the guest yet.
+            install(ThreadRole::Control);
+            Ok(())
+        })
+        .await?;
         Ok(Response::new(pb::CreateResponse {}))
     }
 
@@ -138,11 +152,15 @@ impl Vmm for VmmHandle {
     }
 
     async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
-        self.ask(VmmCommand::Info).await
+        let (mut info, scsi) = self.ask(VmmCommand::Info).await?;
+        if let Some(scsi) = scsi {
+            info.disks = disks::list(info.disks, scsi).await;
+        }
+        Ok(Response::new(info))
     }
 
     async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
-        let (present, rest) = self.ask(VmmCommand::Subscribe).await?.into_inner();
+        let (present, rest) = self.ask(VmmCommand::Subscribe).await?;
         // The stream of a monitor that falls behind ends: it never skips events.
         let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
         let stream = tokio_stream::once(Ok(present)).chain(EventStream::new(self.ports.clone(), rest));
@@ -162,27 +180,27 @@ impl Vmm for VmmHandle {
         &self,
         request: Request<pb::AddDiskRequest>,
     ) -> Result<Response<pb::AddDiskResponse>, Status> {
-        let request = Box::new(request.into_inner());
-        self.ask(|reply| VmmCommand::AddDisk(request, reply)).await
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let fds = self.fds.clone();
+        let added = detached(async move { disks::add(&fds, disks, request.into_inner().disk).await }).await?;
+        Ok(Response::new(added))
     }
 
     async fn remove_disk(
         &self,
         request: Request<pb::RemoveDiskRequest>,
     ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
-        let id = request.into_inner().id;
-        self.ask(|reply| VmmCommand::RemoveDisk(id, reply)).await
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let removed = detached(disks::remove(disks.scsi, request.into_inner().id)).await?;
+        Ok(Response::new(removed))
     }
 
     async fn resize_disk(
         &self,
         request: Request<pb::ResizeDiskRequest>,
     ) -> Result<Response<pb::ResizeDiskResponse>, Status> {
-        let id = request.into_inner().id;
-        let bytes = self
-            .ask(|reply| VmmCommand::ResizeDisk(id, reply))
-            .await?
-            .into_inner();
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let bytes = detached(disks::resize(disks, request.into_inner().id)).await?;
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
 
@@ -191,10 +209,9 @@ impl Vmm for VmmHandle {
         request: Request<pb::InsertDiscRequest>,
     ) -> Result<Response<pb::InsertDiscResponse>, Status> {
         let disc = request.into_inner().disc.ok_or_else(|| missing("disc"))?;
-        let bytes = self
-            .ask(|reply| VmmCommand::InsertDisc(Box::new(disc), reply))
-            .await?
-            .into_inner();
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let fds = self.fds.clone();
+        let bytes = detached(async move { discs::insert(&fds, disks.scsi, disc).await }).await?;
         Ok(Response::new(pb::InsertDiscResponse { bytes }))
     }
 
@@ -202,8 +219,8 @@ impl Vmm for VmmHandle {
         &self,
         request: Request<pb::EjectDiscRequest>,
     ) -> Result<Response<pb::EjectDiscResponse>, Status> {
-        let id = request.into_inner().id;
-        self.ask(|reply| VmmCommand::EjectDisc(id, reply)).await?;
+        let disks = self.ask(VmmCommand::Disks).await?;
+        detached(discs::eject(disks.scsi, request.into_inner().id)).await?;
         Ok(Response::new(pb::EjectDiscResponse {}))
     }
 
@@ -213,8 +230,7 @@ impl Vmm for VmmHandle {
     ) -> Result<Response<pb::AddNicResponse>, Status> {
         let nic = request.into_inner().nic.ok_or_else(|| missing("nic"))?;
         let setup = Box::new(nics::setup(&self.fds, "nic", &nic).await?);
-        let slot = self.ask(|reply| VmmCommand::AddNic(setup, reply)).await?;
-        let pci_slot = slot.into_inner();
+        let pci_slot = self.ask(|reply| VmmCommand::AddNic(setup, reply)).await?;
         Ok(Response::new(pb::AddNicResponse { pci_slot }))
     }
 
@@ -223,7 +239,8 @@ impl Vmm for VmmHandle {
         request: Request<pb::RemoveNicRequest>,
     ) -> Result<Response<pb::RemoveNicResponse>, Status> {
         let id = request.into_inner().id;
-        self.ask(|reply| VmmCommand::RemoveNic(id, reply)).await?;
+        let gone = self.ask(|reply| VmmCommand::RemoveNic(id.clone(), reply)).await?;
+        nics::removed(id, gone).await?;
         Ok(Response::new(pb::RemoveNicResponse {}))
     }
 
@@ -249,7 +266,7 @@ impl Vmm for VmmHandle {
         &self,
         _: Request<pb::VsockRequestsRequest>,
     ) -> Result<Response<Self::VsockRequestsStream>, Status> {
-        let requests = self.ask(VmmCommand::VsockRequests).await?.into_inner();
+        let requests = self.ask(VmmCommand::VsockRequests).await?;
         Ok(Response::new(Box::pin(ReceiverStream::new(requests).map(Ok))))
     }
 

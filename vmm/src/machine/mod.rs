@@ -80,7 +80,7 @@ pub struct MachineConfig {
     pub rtc_offset: i64,
 }
 
-/// The machine. The control actor owns it.
+/// The machine. Its own thread owns it.
 pub struct Machine {
     vm: Arc<VmFd>,
     memory: GuestMem,

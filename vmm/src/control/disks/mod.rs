@@ -16,6 +16,15 @@ use tonic::Status;
 use super::fields::{claim, invalid, missing};
 use super::{discs, passthrough};
 
+/// Handles of a machine's disks. They outlive it, and fail then.
+#[derive(Debug)]
+pub struct MachineDisks {
+    /// The virtio-blk disks.
+    pub blk: Vec<BlkHandle>,
+    /// The SCSI controller.
+    pub scsi: ScsiHandle,
+}
+
 fn options(disk: &pb::Disk) -> DiskOptions {
     let size = disk.block_size.as_ref().and_then(|size| size.size.as_ref());
     DiskOptions {
@@ -155,14 +164,21 @@ fn of_io(error: &io::Error, text: String) -> Status {
 
 /// Adds a SCSI disk to a running machine, at the LUN it names or at the lowest free one. Returns its address.
 pub(super) async fn add(
-    fds: FdReceiver,
-    scsi: ScsiHandle,
+    fds: &FdReceiver,
+    disks: MachineDisks,
     disk: Option<pb::ScsiDisk>,
 ) -> Result<pb::AddDiskResponse, Status> {
     let mut disk = disk.ok_or_else(|| missing("disk"))?;
+    let MachineDisks { blk, scsi } = disks;
+    let id = disk.disk.as_ref().map_or("", |disk| &disk.id);
+    if blk.iter().any(|disk| disk.id() == id) {
+        return Err(Status::already_exists(format!(
+            "disk {id:?} is a virtio-blk disk"
+        )));
+    }
     let named = disk.lun.is_some();
     disk.lun.get_or_insert(0);
-    let unit = scsi_unit(&fds, "disk", &disk).await?;
+    let unit = scsi_unit(fds, "disk", &disk).await?;
     let added = if named {
         let address = unit.address;
         scsi.add(unit).await.map(|()| address)
@@ -200,7 +216,9 @@ pub(super) async fn close(disk: Option<Disk>) -> Result<(), Status> {
 }
 
 /// Updates the size of a virtio-blk or SCSI disk from its file. Returns the size in bytes.
-pub(super) async fn resize(blk: Option<BlkHandle>, scsi: ScsiHandle, id: String) -> Result<u64, Status> {
+pub(super) async fn resize(disks: MachineDisks, id: String) -> Result<u64, Status> {
+    let MachineDisks { blk, scsi } = disks;
+    let blk = blk.into_iter().find(|disk| disk.id() == id);
     let resized = tokio::task::spawn_blocking(move || match blk {
         Some(blk) => {
             let resized = blk.resize();

@@ -5,27 +5,26 @@ use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, ExitReason};
 use tonic::Status;
 
-use super::{VmExit, VmmActor};
+use super::{PauseReason, Vm, VmExit};
 
-impl VmmActor {
+impl Vm {
     /// Carries out the watchdog's action if the guest has let the timer run out.
-    pub(super) async fn watchdog_due(&mut self) -> Option<VmExit> {
-        self.watchdog_sender.send_replace(None);
+    pub(super) fn watchdog_due(&mut self) -> Option<VmExit> {
         let running = self.running.as_ref()?;
         let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
         tracing::warn!(action = action.as_str_name(), "the guest's watchdog ran out");
-        self.emit(Kind::Watchdog(pb::event::WatchdogBite {
+        self.events.emit(Kind::Watchdog(pb::event::WatchdogBite {
             action: action.into(),
         }));
-        let error = |status: Status| VmExit::new(ExitReason::Error, status.message());
+        let error = |status: Status| VmExit::error(status.message());
         match action {
-            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog").await,
+            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog"),
             WatchdogAction::Poweroff => {
                 let detail = "the guest's watchdog ran out, and its action is to power off";
                 Some(VmExit::new(ExitReason::Watchdog, detail))
             }
             WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
-            WatchdogAction::Pause => self.pause().err().map(error),
+            WatchdogAction::Pause => self.pause(PauseReason::Watchdog).err().map(error),
         }
     }
 }

@@ -1,0 +1,78 @@
+//! Loads a kernel and starts the machine, at power-on and at a reset.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use husk_seccomp::{ThreadRole, install};
+
+use super::{Message, Vm, VmExit};
+use crate::boot::{BootError, LoadedKernel};
+use crate::control::service::VmmCommand;
+
+/// Maximum time to find and load a kernel, on slow storage too.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+impl Vm {
+    /// Loads the kernel, and runs the machine unless there is a reason for a pause.
+    ///
+    /// # Errors
+    /// The VM ends: there is no kernel, or the monitor wants it to end meanwhile.
+    pub(super) fn boot(&mut self) -> Result<(), VmExit> {
+        let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
+        let loader = running.machine.loader().map_err(VmExit::error)?;
+        let source = Arc::clone(&running.source);
+        let done = self.messages.clone();
+        // On a separate, filtered thread: reading takes time, and the guest controls the image.
+        std::thread::Builder::new()
+            .name("boot".into())
+            .spawn(move || {
+                install(ThreadRole::Boot);
+                let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
+                let _ = done.send(Message::Loaded(result.unwrap_or_else(|_| {
+                    Err(BootError::NoBootableDisk(
+                        "internal error while reading the disk".into(),
+                    ))
+                })));
+            })
+            .map_err(VmExit::error)?;
+        let failed = |text: String| VmExit::new(ExitReason::BootFailed, text);
+        // A hostile filesystem may keep its reader busy for ever. The end of the process then ends the reader too.
+        let LoadedKernel { entry, description } = match self.mailbox.loaded_or_end(LOAD_TIMEOUT) {
+            Some(Message::Loaded(loaded)) => loaded.map_err(|e| failed(e.to_string()))?,
+            Some(Message::Command(VmmCommand::Stop(reply))) => return Err(super::stopped(reply)),
+            Some(_) => return Err(super::control_closed()),
+            None => return Err(failed(format!("no kernel was loaded within {LOAD_TIMEOUT:?}"))),
+        };
+        let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
+        running.machine.arm(entry).map_err(VmExit::error)?;
+        crate::memory_trim::drop_text_pages();
+        let paused = !self.paused.is_empty();
+        if !paused {
+            running.machine.run().map_err(VmExit::error)?;
+        }
+        self.boots += 1;
+        tracing::info!(from = description, boots = self.boots, "booting");
+        self.booted_from = description;
+        self.set_state(if paused { State::Paused } else { State::Running });
+        Ok(())
+    }
+
+    /// Resets the machine and boots it again. Returns the exit if that ends the VM.
+    pub(super) fn reset(&mut self, cause: &str) -> Option<VmExit> {
+        self.reboot_until = None;
+        let running = self.running.as_mut()?;
+        if let Err(error) = running.machine.reset() {
+            return Some(VmExit::error(error));
+        }
+        // No vCPU has run since: events still queued are from before the reset.
+        self.mailbox.drop_events();
+        self.events.emit(Kind::Reset(pb::event::Reset {
+            cause: cause.to_owned(),
+        }));
+        tracing::info!(cause, "machine reset");
+        self.boot().err()
+    }
+}

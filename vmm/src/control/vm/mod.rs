@@ -1,0 +1,483 @@
+//! The VM, on the machine's thread: handles the monitor's commands and the machine's events, one at a time.
+//!
+//! The gRPC service, the console and the clocks are on the runtime's thread, and never wait for the machine.
+
+mod boot;
+mod exit;
+mod mailbox;
+mod pause;
+mod watchdog;
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use husk_devices::legacy::MachineEvent;
+use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
+use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use husk_seccomp::{ThreadRole, install};
+use husk_virtio_scsi::ScsiHandle;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc as tokio_mpsc, oneshot, watch};
+use tonic::Status;
+
+use super::clocks::{self, SetTimer};
+use super::config::VmParts;
+use super::console::Console;
+use super::disks::{self, MachineDisks};
+use super::events::{Events, event};
+use super::ports::PortStates;
+use super::service::{Reply, VmmCommand};
+use super::{nics, vsock};
+use crate::boot::KernelSource;
+use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
+use crate::vcpu::VcpuEvent;
+pub use exit::VmExit;
+use mailbox::Mailbox;
+pub(super) use mailbox::Message;
+use pause::{PauseReason, PauseReasons};
+
+/// Time after a soft reboot in which a power-off of the guest resets the machine.
+const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
+
+struct RunningVm {
+    machine: Machine,
+    source: Arc<KernelSource>,
+    console: Console,
+    /// Action of the watchdog, if there is one.
+    watchdog: Option<WatchdogAction>,
+}
+
+impl std::fmt::Debug for RunningVm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.machine.fmt(f)
+    }
+}
+
+/// The VM's state on the machine's thread.
+#[derive(Debug)]
+struct Vm {
+    mailbox: Mailbox,
+    messages: mpsc::Sender<Message>,
+    /// Where the console's task runs.
+    runtime: Handle,
+    events: Events,
+    callbacks: Callbacks,
+    /// Until the monitor reads them.
+    vsock_requests: Option<tokio_mpsc::Receiver<pb::VsockRequest>>,
+    running: Option<RunningVm>,
+    state: State,
+    /// Empty unless the state is Paused.
+    paused: PauseReasons,
+    booted_from: String,
+    boots: u64,
+    /// Until then a power-off of the guest resets the machine.
+    reboot_until: Option<Instant>,
+}
+
+/// What is left of a VM that has ended.
+#[derive(Debug)]
+pub(super) struct EndedVm {
+    exit: VmExit,
+    console: Option<Console>,
+    events: Events,
+}
+
+impl EndedVm {
+    /// Writes the console's last output and sends the last event. Runs on the runtime of the console.
+    pub(super) async fn finish(self) -> VmExit {
+        if let Some(console) = self.console {
+            console.finish().await;
+        }
+        self.events.end(&self.exit);
+        self.exit
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn wrong_state(state: State) -> Status {
+    Status::failed_precondition(format!("not possible in state {}", state.as_str_name()))
+}
+
+fn stopped(reply: Reply<()>) -> VmExit {
+    let _ = reply.send(Ok(()));
+    VmExit::new(ExitReason::Poweroff, "stopped by its monitor")
+}
+
+fn control_closed() -> VmExit {
+    VmExit::new(ExitReason::ControlClosed, "the monitor is gone")
+}
+
+/// The machine's thread, from outside.
+#[derive(Debug)]
+pub(super) struct MachineThread {
+    /// For messages to it.
+    pub messages: mpsc::Sender<Message>,
+    /// States of the console device's ports.
+    pub ports: watch::Receiver<PortStates>,
+    /// Answered when the VM has ended.
+    pub ended: oneshot::Receiver<EndedVm>,
+}
+
+/// Starts the machine's thread. Must be called on a runtime, where the console and the clocks run.
+///
+/// # Errors
+/// The kernel refuses a thread.
+pub(super) fn spawn() -> std::io::Result<MachineThread> {
+    let (messages, mailbox) = Mailbox::new();
+    let (ports, port_states) = watch::channel(PortStates::default());
+    let (vsock_sender, vsock_requests) = vsock::requests();
+    let vm = Vm {
+        mailbox,
+        messages: messages.clone(),
+        runtime: Handle::current(),
+        events: Events::new(),
+        callbacks: callbacks(&messages, ports, vsock_sender),
+        vsock_requests: Some(vsock_requests),
+        running: None,
+        state: State::Empty,
+        paused: PauseReasons::default(),
+        booted_from: String::new(),
+        boots: 0,
+        reboot_until: None,
+    };
+    let (end, ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("machine".into())
+        .spawn(move || drop(end.send(vm.run())))?;
+    Ok(MachineThread {
+        messages,
+        ports: port_states,
+        ended,
+    })
+}
+
+/// What the machine's threads call.
+fn callbacks(
+    messages: &mpsc::Sender<Message>,
+    ports: watch::Sender<PortStates>,
+    vsock_sender: tokio_mpsc::Sender<pb::VsockRequest>,
+) -> Callbacks {
+    let timer = |ring: fn() -> Message| -> SetTimer {
+        let messages = messages.clone();
+        clocks::timer(move || drop(messages.send(ring())))
+    };
+    let events = messages.clone();
+    Callbacks {
+        // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
+        // disk until the machine was paused.
+        event: Arc::new(move |event| drop(events.send(Message::Event(event)))),
+        alarm: timer(|| Message::RtcAlarm),
+        watchdog: timer(|| Message::WatchdogAlarm),
+        // Not an event of that queue: a guest may open and close ports faster than the monitor reads.
+        guest_open: Arc::new(move |name, open| {
+            ports.send_if_modified(|states| states.set(name, open));
+        }),
+        // Nor these, for the same reason.
+        vsock_request: vsock::request_fn(vsock_sender),
+    }
+}
+
+impl Vm {
+    /// Serves until the VM has ended.
+    fn run(mut self) -> EndedVm {
+        let exit = loop {
+            let step = match self.mailbox.next() {
+                Some(Message::Command(command)) => self.handle_command(command),
+                Some(Message::Event(event)) => self.handle_event(event),
+                Some(Message::RtcAlarm) => {
+                    self.running
+                        .iter()
+                        .for_each(|running| running.machine.rtc_alarm());
+                    None
+                }
+                Some(Message::WatchdogAlarm) => self.watchdog_due(),
+                // Of a boot that was given up.
+                Some(Message::Loaded(_)) => None,
+                Some(Message::ControlClosed) | None => Some(control_closed()),
+            };
+            if let Some(exit) = step {
+                break exit;
+            }
+        };
+        self.end(exit)
+    }
+
+    fn end(mut self, mut exit: VmExit) -> EndedVm {
+        let console = self.running.take().map(|mut running| {
+            if let Err(error) = running.machine.stop()
+                && exit.reason == ExitReason::Poweroff
+            {
+                exit = VmExit::error(error);
+            }
+            running.console
+        });
+        EndedVm {
+            exit,
+            console,
+            events: self.events,
+        }
+    }
+
+    fn set_state(&mut self, state: State) {
+        if self.state != state {
+            self.state = state;
+            self.events.emit(Kind::State(state.into()));
+        }
+    }
+
+    /// Handles one command. Returns the exit if the command ends the VM. A caller that has gone gets no answer.
+    fn handle_command(&mut self, command: VmmCommand) -> Option<VmExit> {
+        match command {
+            VmmCommand::Create(parts, reply) => drop(reply.send(self.create(*parts))),
+            VmmCommand::Boot { paused, reply } => {
+                if self.state != State::Created {
+                    let _ = reply.send(Err(wrong_state(self.state)));
+                    return None;
+                }
+                if paused {
+                    self.paused.insert(PauseReason::User);
+                }
+                match self.boot() {
+                    Ok(()) => drop(reply.send(Ok(()))),
+                    Err(exit) => {
+                        let _ = reply.send(Err(Status::failed_precondition(exit.detail.clone())));
+                        return Some(exit);
+                    }
+                }
+            }
+            VmmCommand::Pause(reply) => drop(reply.send(self.pause(PauseReason::User))),
+            VmmCommand::Resume(reply) => drop(reply.send(self.resume())),
+            VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
+            VmmCommand::Reset(reply) => {
+                if !matches!(self.state, State::Running | State::Paused) {
+                    let _ = reply.send(Err(wrong_state(self.state)));
+                    return None;
+                }
+                let exit = self.reset("requested by the monitor");
+                let _ = reply.send(exit.as_ref().map_or(Ok(()), |e| Err(failed(&e.detail))));
+                return exit;
+            }
+            VmmCommand::Stop(reply) => return Some(stopped(reply)),
+            VmmCommand::Info(reply) => drop(reply.send(Ok(self.info()))),
+            VmmCommand::Subscribe(reply) => {
+                let present = event(Kind::State(self.state.into()));
+                let _ = reply.send(Ok((present, self.events.subscribe())));
+            }
+            VmmCommand::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
+            VmmCommand::Disks(reply) => {
+                let disks = self.machine().map(|machine| MachineDisks {
+                    blk: machine.disks().cloned().collect(),
+                    scsi: machine.scsi().clone(),
+                });
+                let _ = reply.send(disks);
+            }
+            VmmCommand::AddNic(setup, reply) => {
+                let slot = self
+                    .machine_mut()
+                    .and_then(|m| m.add_nic(*setup).map_err(|e| nics::status(&e)));
+                let _ = reply.send(slot.map(u32::from));
+            }
+            VmmCommand::RemoveNic(id, reply) => {
+                let gone = self
+                    .machine_mut()
+                    .and_then(|m| m.remove_nic(&id).map_err(|e| nics::status(&e)));
+                let _ = reply.send(gone);
+            }
+            VmmCommand::SetLink { id, up, reply } => {
+                let machine = self.machine_mut();
+                let set = machine.and_then(|m| m.set_link(&id, up).map_err(|e| nics::status(&e)));
+                let _ = reply.send(set);
+            }
+            VmmCommand::Vsock(command, reply) => {
+                let machine = self.machine();
+                let _ = reply.send(machine.and_then(|m| vsock::carry_out(m.vsock(), command)));
+            }
+            VmmCommand::VsockRequests(reply) => {
+                let requests = self.vsock_requests.take();
+                let _ =
+                    reply.send(requests.ok_or_else(|| Status::failed_precondition("they are read already")));
+            }
+        }
+        None
+    }
+
+    fn create(&mut self, parts: VmParts) -> Result<(), Status> {
+        if self.state != State::Empty {
+            return Err(wrong_state(self.state));
+        }
+        let VmParts {
+            name,
+            host,
+            config,
+            source,
+            console,
+            watchdog,
+        } = parts;
+        let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
+        let serial_events = SerialEvents {
+            output_ready: output_ready.try_clone()?,
+            input_wanted: input_wanted.try_clone()?,
+        };
+        let machine = Machine::new(&host, config, self.callbacks.clone(), serial_events).map_err(failed)?;
+        let console = {
+            let _runtime = self.runtime.enter();
+            Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
+        };
+        let console = console.map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
+        // All io_uring rings and KVM descriptors exist now. Install the filter before any guest input is read.
+        install(ThreadRole::Machine);
+        tracing::info!(
+            vm = name,
+            vcpus = machine.vcpu_count(),
+            memory = machine.memory_bytes(),
+            "machine created"
+        );
+        self.running = Some(RunningVm {
+            machine,
+            source: Arc::new(source),
+            console,
+            watchdog,
+        });
+        self.set_state(State::Created);
+        Ok(())
+    }
+
+    fn pause(&mut self, reason: PauseReason) -> Result<(), Status> {
+        match (self.state, self.running.as_mut()) {
+            (State::Paused, _) => {}
+            (State::Running, Some(running)) => {
+                running.machine.pause().map_err(failed)?;
+                self.set_state(State::Paused);
+            }
+            (state, _) => return Err(wrong_state(state)),
+        }
+        self.paused.insert(reason);
+        Ok(())
+    }
+
+    /// Ends the pauses that are the user's to end.
+    fn resume(&mut self) -> Result<(), Status> {
+        match (self.state, self.running.as_mut()) {
+            (State::Running, _) => Ok(()),
+            (State::Paused, Some(running)) => {
+                let mut left = self.paused;
+                left.resume();
+                if left.is_empty() {
+                    running.machine.run().map_err(failed)?;
+                    self.set_state(State::Running);
+                }
+                self.paused = left;
+                Ok(())
+            }
+            (state, _) => Err(wrong_state(state)),
+        }
+    }
+
+    /// Presses the power button.
+    fn shut_down(&mut self, reboot: bool) -> Result<(), Status> {
+        let pressed = match (&self.running, self.state) {
+            (Some(running), State::Running | State::Paused) => running.machine.press_power_button(),
+            (_, state) => return Err(wrong_state(state)),
+        };
+        pressed.map_err(failed)?;
+        self.reboot_until = reboot.then(|| Instant::now() + SOFT_REBOOT_WITHIN);
+        Ok(())
+    }
+
+    fn guest_powered_off(&mut self) -> Option<VmExit> {
+        match self.reboot_until {
+            Some(until) if Instant::now() < until => self.reset("soft reboot"),
+            _ => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
+        }
+    }
+
+    fn handle_event(&mut self, event: VmEvent) -> Option<VmExit> {
+        match event {
+            VmEvent::Guest(MachineEvent::Poweroff) => self.guest_powered_off(),
+            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset(cause),
+            VmEvent::Guest(MachineEvent::Panicked) => {
+                Some(VmExit::new(ExitReason::GuestPanic, "guest kernel panicked"))
+            }
+            VmEvent::Guest(MachineEvent::CrashLoaded) => {
+                let message = "guest kernel panicked and runs its crash kernel".to_owned();
+                self.events.emit(Kind::Warning(pb::event::Warning {
+                    message,
+                    guest_panicked: true,
+                }));
+                None
+            }
+            VmEvent::Vcpu(index, VcpuEvent::TripleFault) => Some(VmExit::new(
+                ExitReason::TripleFault,
+                format!("triple fault on vCPU {index}"),
+            )),
+            VmEvent::Vcpu(index, VcpuEvent::Failed(text)) => {
+                Some(VmExit::error(format!("vCPU {index}: {text}")))
+            }
+            VmEvent::DiskStopped { disk, error } => self.disk_stopped(disk, error),
+            VmEvent::Ejected => {
+                if let Some(running) = &mut self.running {
+                    running.machine.reap_ejected();
+                }
+                None
+            }
+        }
+    }
+
+    /// Pauses the VM for a disk that holds failed requests. A resume retries them.
+    fn disk_stopped(&mut self, disk: String, message: String) -> Option<VmExit> {
+        tracing::warn!(disk, error = message, "I/O error: pausing the VM");
+        self.events
+            .emit(Kind::IoError(pb::event::IoError { disk, message }));
+        if !matches!(self.state, State::Running | State::Paused) {
+            return None;
+        }
+        let paused = self.pause(PauseReason::IoError);
+        paused.err().map(|status| VmExit::error(status.message()))
+    }
+
+    /// The VM but for its SCSI disks, whose controller is returned.
+    fn info(&self) -> (pb::InfoResponse, Option<ScsiHandle>) {
+        let machine = self.running.as_ref().map(|r| &r.machine);
+        let info = pb::InfoResponse {
+            state: self.state.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            guest_memory_bytes: machine.map_or(0, Machine::memory_bytes),
+            vcpus: machine.map_or(0, Machine::vcpu_count),
+            booted_from: self.booted_from.clone(),
+            boots: self.boots,
+            console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
+            disks: machine.map_or_else(Vec::new, |m| m.disks().map(disks::blk_info).collect()),
+            nics: machine.map_or_else(Vec::new, |m| m.nics().map(nics::info).collect()),
+            // The guest controls this value, which cannot exceed its memory.
+            balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
+        };
+        (info, machine.map(|machine| machine.scsi().clone()))
+    }
+
+    fn machine(&self) -> Result<&Machine, Status> {
+        let running = self.running.as_ref().ok_or_else(|| wrong_state(self.state))?;
+        Ok(&running.machine)
+    }
+
+    fn machine_mut(&mut self) -> Result<&mut Machine, Status> {
+        let state = self.state;
+        let running = self.running.as_mut().ok_or_else(|| wrong_state(state))?;
+        Ok(&mut running.machine)
+    }
+
+    fn set_balloon(&self, bytes: u64) -> Result<(), Status> {
+        let machine = self.machine()?;
+        let balloon = machine
+            .balloon()
+            .ok_or_else(|| Status::failed_precondition("the VM has no balloon"))?;
+        if bytes > machine.memory_bytes() {
+            return Err(Status::invalid_argument("bytes: more than the guest's memory"));
+        }
+        balloon.set_target(bytes);
+        Ok(())
+    }
+}
