@@ -11,6 +11,7 @@ mod group;
 mod guest;
 mod host;
 mod hotplug;
+mod idle;
 mod kvm;
 mod limits;
 mod measure;
@@ -48,6 +49,8 @@ enum What {
     Disk(disk::Args),
     /// Time from the request for another disk to the guest's event
     Hotplug(hotplug::Args),
+    /// What the agent of an idle guest costs
+    Idle(idle::Args),
     /// Streams, packets and round trips between a guest and a peer
     Net(net::Args),
     /// Time from `ctr run` to a guest's user space, and the cost of the whole pod
@@ -63,6 +66,7 @@ pub fn run(args: Args) -> Result<()> {
         What::Cluster(args) => cluster::run(args),
         What::Disk(args) => disk::run(args),
         What::Hotplug(args) => hotplug::run(args),
+        What::Idle(args) => idle::run(args),
         What::Net(args) => net::run(args),
         What::Pod(args) => pod::run(args),
         What::Pull(args) => pull::run(args),
