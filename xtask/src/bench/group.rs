@@ -5,9 +5,12 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const HIERARCHY: &str = "/sys/fs/cgroup";
+/// Number of the next cgroup of this process.
+static NEXT: AtomicU32 = AtomicU32::new(1);
 
 /// Memory that the memory controller has charged to a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +38,11 @@ impl Group {
             .lines()
             .find_map(|line| line.strip_prefix("0::/"))
             .context("this system has no cgroup v2")?;
-        let name = format!("bench-{}", std::process::id());
+        let name = format!(
+            "bench-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = Path::new(HIERARCHY).join(path).join(name);
         std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self { folder })
