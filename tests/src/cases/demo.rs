@@ -1,4 +1,5 @@
-//! The demonstration's manifest, in KubeVirt's format, on stock Debian 13: everything that a user sees first.
+//! The demonstration's manifest, in KubeVirt's format, on stock Debian 13: everything that a user sees first. It also
+//! has an access credential.
 
 use super::network::{self, ssh};
 use crate::harness::context::{TestContext, expect_contains};
@@ -17,18 +18,32 @@ pub const CASE: Case = Case {
 
 const MANIFEST: &str = include_str!("../../manifests/demo-vm.yaml");
 
+/// A key of a Secret, which cloud-init gives to the image's user.
+const CREDENTIALS: &str = "  accessCredentials:
+    - sshPublicKey:
+        source: {secret: {secretName: keys}}
+        propagationMethod: {noCloud: {}}
+";
+
 fn run(ctx: &TestContext) -> Result<()> {
-    let manifest = MANIFEST.replace(
-        "password: husk",
-        &format!(
-            "password: husk\n          ssh_authorized_keys: [{}]",
-            ssh::key(ctx)?
-        ),
-    );
+    let manifest = format!("{MANIFEST}{CREDENTIALS}");
     std::fs::write(ctx.path("demo-vm.yaml"), manifest)?;
-    let mut volume = std::ffi::OsString::from("rootdisk=");
-    volume.push(images::disk("debian-13-cloud")?);
-    let words = ["run".into(), "demo-vm.yaml".into(), "--volume".into(), volume];
+    let keys = ctx.path("keys");
+    std::fs::create_dir(&keys)?;
+    std::fs::write(keys.join("e2e"), ssh::key(ctx)?)?;
+    let volume = |name: &str, path: std::path::PathBuf| {
+        let mut volume = std::ffi::OsString::from(name);
+        volume.push(path);
+        volume
+    };
+    let words = [
+        "run".into(),
+        "demo-vm.yaml".into(),
+        "--volume".into(),
+        volume("rootdisk=", images::disk("debian-13-cloud")?),
+        "--volume".into(),
+        volume("keys-access-cred=", keys),
+    ];
     let run = Session::piped(ctx.husk(&words), &ctx.log("demo.run.log"))?;
     run.expect(r"(?m)^demo: running", PATIENCE)?;
     let vm = Vm::attach(ctx, "demo".to_owned(), run)?;
@@ -60,6 +75,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         ctx.part("network", || network(ctx, &shell));
         ctx.part("ssh", || ssh::logs_in(&vm));
+        ctx.part("ssh by vsock", || ssh::logs_in_by_vsock(&vm));
         ctx.part("port-forward", || ssh::greets(&vm));
     }
     shell.send("systemctl poweroff")?;

@@ -34,6 +34,29 @@ pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
     Ok(())
 }
 
+/// `ssh` over `husk vsock`: systemd has sshd listen on port 22 of the guest's vsock device.
+pub fn logs_in_by_vsock(vm: &Vm<'_>) -> Result<()> {
+    let ctx = vm.ctx();
+    let husk = ctx.husk(&["vsock", vm.name(), "22"]);
+    let words: Vec<String> = std::iter::once(husk.get_program())
+        .chain(husk.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let mut command = Command::new("ssh");
+    command.args(["-o", &format!("ProxyCommand={}", words.join(" "))]);
+    command.args([
+        "-o",
+        "StrictHostKeyChecking=no",
+        "-o",
+        "UserKnownHostsFile=/dev/null",
+    ]);
+    command.args(["-o", "BatchMode=yes", "-i"]).arg(ctx.path("key"));
+    command.args(["debian@demo", "echo $(id -un) by vsock"]);
+    command.envs(husk.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    expect_contains(&ctx.finish(command, PATIENCE)?.ok()?, &["debian by vsock"])?;
+    Ok(())
+}
+
 /// `husk port-forward` forwards connections to this machine to the guest's server.
 pub fn greets(vm: &Vm<'_>) -> Result<()> {
     let ctx = vm.ctx();
