@@ -49,7 +49,7 @@ enum What {
     Disk(disk::Args),
     /// Time from the request for another disk to the guest's event
     Hotplug(hotplug::Args),
-    /// What the agent of an idle guest costs
+    /// VM exits and memory that the guest agent adds to an idle guest
     Idle(idle::Args),
     /// Streams, packets and round trips between a guest and a peer
     Net(net::Args),

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Parameters of a measurement.
@@ -45,6 +46,9 @@ pub const METRICS: [(&str, &str, &str); 3] = [
 ];
 
 const MARKER: &str = "HUSK-USERSPACE";
+/// The guest has found its ports, and starts the agent.
+const PORTS: &str = "husk-ports: org.qemu.guest_agent.0";
+const NAME: &str = "idle";
 const MIB: u64 = 192;
 /// Maximum time of a boot.
 const BOOT: Duration = Duration::from_secs(120);
@@ -80,13 +84,16 @@ pub fn run(plan: &Plan) -> Result<()> {
         for (case, files, words) in [(PLAIN, &plain, "sleep"), (AGENT, &agent, "agent,sleep")] {
             let append = format!("console=ttyS0 quiet husk.do={words}");
             let guest = Guest {
-                name: "idle",
+                name: NAME,
                 vcpus: 1,
                 mib: MIB,
                 append: Some(&append),
             };
             let mut started = Started::start(guest.husk(files, "", "")?, limit)?;
             started.until(MARKER)?;
+            if case == AGENT {
+                started.until(PORTS)?;
+            }
             guests.push((case, started));
         }
         std::thread::sleep(plan.settle);
@@ -105,7 +112,22 @@ pub fn run(plan: &Plan) -> Result<()> {
         for guest in &watched {
             guest.report(run)?;
         }
+        answers(&agent)?;
     }
+    Ok(())
+}
+
+/// Fails unless the guest's agent answers: an agent that does not run would cost nothing.
+fn answers(files: &BenchFiles) -> Result<()> {
+    let asked = Command::new(&files.husk)
+        .args(["guest", "exec", NAME, "--", "/bin/busybox", "true"])
+        .env("HUSK_RUNTIME_DIR", files.runtime.path())
+        .output()?;
+    let errors = String::from_utf8_lossy(&asked.stderr);
+    ensure!(
+        asked.status.success(),
+        "the guest agent does not answer: {errors}"
+    );
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask bench idle`: what an idle guest's agent costs: VM exits and memory beside the guest's.
+//! `cargo xtask bench idle`: the VM exits and the memory that the guest agent adds to an idle guest.
 
 mod inside;
 
@@ -34,7 +34,7 @@ const SETTLE: Duration = Duration::from_secs(150);
 const COUNTED: Duration = Duration::from_secs(120);
 /// Maximum time of a round beside that.
 const ROUND_LIMIT: Duration = Duration::from_secs(300);
-/// Maximum cost of the agent: exits in a second, and KiB of the VMM and its monitor.
+/// Most that the agent may add: exits in a second, and KiB of the VMM and its monitor.
 const BARS: [(&str, &str, f64); 2] = [(EXITS, "exits a second", 3.0), (RESIDENT, "KiB", 300.0)];
 
 /// Runs `cargo xtask bench idle`.
@@ -97,7 +97,7 @@ fn verdict(record: &Record, metric: &str, unit: &str, bar: f64) -> String {
     };
     let cost = agent - plain;
     let word = if cost <= bar { "ok" } else { "MISSED" };
-    format!("{word}  the agent costs {cost:.1} {unit}; the bar is {bar}")
+    format!("{word}  the agent adds {cost:.1} {unit}; the bar is {bar}")
 }
 
 fn plot(record: &Record, metric: &str, bar: f64) -> Panel {
@@ -131,7 +131,7 @@ mod tests {
         let verdict = |record: &Record| verdict(record, EXITS, "exits a second", 3.0);
         assert_eq!(
             verdict(&record),
-            "MISSED  the agent costs 3.5 exits a second; the bar is 3"
+            "MISSED  the agent adds 3.5 exits a second; the bar is 3"
         );
         record.measurements[1].value = 27.9;
         assert!(verdict(&record).starts_with("ok"));
