@@ -13,7 +13,7 @@ pub struct Bar {
 
 /// One PCI function (always function 0 of its slot).
 ///
-/// Called from any vCPU thread and from the control thread; a function guards its own state, and never
+/// Called from any vCPU thread and from the machine's thread; a function guards its own state, and never
 /// calls back into the [`PciRoot`](super::PciRoot).
 pub trait PciDevice: Send + Sync {
     /// Fills `data` (1 to 8 bytes, any alignment, inside the 4 KiB of configuration space).

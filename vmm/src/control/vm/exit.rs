@@ -12,7 +12,7 @@ pub struct VmExit {
 }
 
 impl VmExit {
-    pub(in crate::control) fn new(reason: ExitReason, detail: impl Into<String>) -> Self {
+    pub(super) fn new(reason: ExitReason, detail: impl Into<String>) -> Self {
         Self {
             reason,
             detail: detail.into(),

@@ -59,7 +59,7 @@ impl std::fmt::Debug for RunningVm {
 struct Vm {
     mailbox: Mailbox,
     messages: mpsc::Sender<Message>,
-    /// Where the console's task runs.
+    /// The runtime of the first thread, which runs the console's task.
     runtime: Handle,
     events: Events,
     callbacks: Callbacks,
@@ -75,7 +75,7 @@ struct Vm {
     reboot_until: Option<Instant>,
 }
 
-/// What is left of a VM that has ended.
+/// A VM that has ended, without its machine.
 #[derive(Debug)]
 pub(super) struct EndedVm {
     exit: VmExit,
@@ -155,7 +155,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
     })
 }
 
-/// What the machine's threads call.
+/// The callbacks of the machine's threads.
 fn callbacks(
     messages: &mpsc::Sender<Message>,
     ports: watch::Sender<PortStates>,
@@ -195,7 +195,7 @@ impl Vm {
                     None
                 }
                 Some(Message::WatchdogAlarm) => self.watchdog_due(),
-                // Of a boot that was given up.
+                // `boot` takes it. A boot that gives up waiting ends the VM.
                 Some(Message::Loaded(_)) => None,
                 Some(Message::ControlClosed) | None => Some(control_closed()),
             };
