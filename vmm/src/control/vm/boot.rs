@@ -16,11 +16,11 @@ use crate::control::service::VmmCommand;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Vm {
-    /// Loads the kernel, and runs the machine unless there is a reason for a pause.
+    /// Loads the kernel, and runs the machine unless it is to be paused.
     ///
     /// # Errors
     /// The VM ends: there is no kernel, or the monitor wants it to end meanwhile.
-    pub(super) fn boot(&mut self) -> Result<(), VmExit> {
+    pub(super) fn boot(&mut self, paused: bool) -> Result<(), VmExit> {
         let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
         let loader = running.machine.loader().map_err(VmExit::error)?;
         let source = Arc::clone(&running.source);
@@ -49,7 +49,6 @@ impl Vm {
         let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
         running.machine.arm(entry).map_err(VmExit::error)?;
         crate::memory_trim::drop_text_pages();
-        let paused = !self.paused.is_empty();
         if !paused {
             running.machine.run().map_err(VmExit::error)?;
         }
@@ -73,6 +72,6 @@ impl Vm {
             cause: cause.to_owned(),
         }));
         tracing::info!(cause, "machine reset");
-        self.boot().err()
+        self.boot(self.state == State::Paused).err()
     }
 }

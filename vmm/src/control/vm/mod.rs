@@ -5,7 +5,6 @@
 mod boot;
 mod exit;
 mod mailbox;
-mod pause;
 mod watchdog;
 
 use std::sync::{Arc, mpsc};
@@ -35,7 +34,6 @@ use crate::vcpu::VcpuEvent;
 pub use exit::VmExit;
 use mailbox::Mailbox;
 pub(super) use mailbox::Message;
-use pause::{PauseReason, PauseReasons};
 
 /// Time after a soft reboot in which a power-off of the guest resets the machine.
 const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
@@ -67,8 +65,6 @@ struct Vm {
     vsock_requests: Option<tokio_mpsc::Receiver<pb::VsockRequest>>,
     running: Option<RunningVm>,
     state: State,
-    /// Empty unless the state is Paused.
-    paused: PauseReasons,
     booted_from: String,
     boots: u64,
     /// Until then a power-off of the guest resets the machine.
@@ -139,7 +135,6 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         vsock_requests: Some(vsock_requests),
         running: None,
         state: State::Empty,
-        paused: PauseReasons::default(),
         booted_from: String::new(),
         boots: 0,
         reboot_until: None,
@@ -238,10 +233,7 @@ impl Vm {
                     let _ = reply.send(Err(wrong_state(self.state)));
                     return None;
                 }
-                if paused {
-                    self.paused.insert(PauseReason::User);
-                }
-                match self.boot() {
+                match self.boot(paused) {
                     Ok(()) => drop(reply.send(Ok(()))),
                     Err(exit) => {
                         let _ = reply.send(Err(Status::failed_precondition(exit.detail.clone())));
@@ -249,7 +241,7 @@ impl Vm {
                     }
                 }
             }
-            VmmCommand::Pause(reply) => drop(reply.send(self.pause(PauseReason::User))),
+            VmmCommand::Pause(reply) => drop(reply.send(self.pause())),
             VmmCommand::Resume(reply) => drop(reply.send(self.resume())),
             VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
@@ -346,31 +338,24 @@ impl Vm {
         Ok(())
     }
 
-    fn pause(&mut self, reason: PauseReason) -> Result<(), Status> {
+    fn pause(&mut self) -> Result<(), Status> {
         match (self.state, self.running.as_mut()) {
-            (State::Paused, _) => {}
+            (State::Paused, _) => Ok(()),
             (State::Running, Some(running)) => {
                 running.machine.pause().map_err(failed)?;
                 self.set_state(State::Paused);
+                Ok(())
             }
-            (state, _) => return Err(wrong_state(state)),
+            (state, _) => Err(wrong_state(state)),
         }
-        self.paused.insert(reason);
-        Ok(())
     }
 
-    /// Ends the pauses that are the user's to end.
     fn resume(&mut self) -> Result<(), Status> {
         match (self.state, self.running.as_mut()) {
             (State::Running, _) => Ok(()),
             (State::Paused, Some(running)) => {
-                let mut left = self.paused;
-                left.resume();
-                if left.is_empty() {
-                    running.machine.run().map_err(failed)?;
-                    self.set_state(State::Running);
-                }
-                self.paused = left;
+                running.machine.run().map_err(failed)?;
+                self.set_state(State::Running);
                 Ok(())
             }
             (state, _) => Err(wrong_state(state)),
@@ -432,10 +417,10 @@ impl Vm {
         tracing::warn!(disk, error = message, "I/O error: pausing the VM");
         self.events
             .emit(Kind::IoError(pb::event::IoError { disk, message }));
-        if !matches!(self.state, State::Running | State::Paused) {
+        if self.state != State::Running {
             return None;
         }
-        let paused = self.pause(PauseReason::IoError);
+        let paused = self.pause();
         paused.err().map(|status| VmExit::error(status.message()))
     }
 

@@ -5,7 +5,7 @@ use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, ExitReason};
 use tonic::Status;
 
-use super::{PauseReason, Vm, VmExit};
+use super::{Vm, VmExit};
 
 impl Vm {
     /// Carries out the watchdog's action if the guest has let the timer run out.
@@ -24,7 +24,7 @@ impl Vm {
                 Some(VmExit::new(ExitReason::Watchdog, detail))
             }
             WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
-            WatchdogAction::Pause => self.pause(PauseReason::Watchdog).err().map(error),
+            WatchdogAction::Pause => self.pause().err().map(error),
         }
     }
 }
