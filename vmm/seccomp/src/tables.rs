@@ -343,6 +343,7 @@ const SOCKETS: &[AllowedSyscall] = &[
 fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
     match role {
         ThreadRole::Control => &[RUNTIME, STARTING, EVENTS, SOCKETS],
+        // It drops the machine at the end, which closes images: a qcow2 image writes its tables.
         ThreadRole::Machine => &[
             RUNTIME,
             STARTING,
@@ -351,6 +352,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
             KVM_MACHINE,
             VHOST,
             NIC_HOTPLUG,
+            WRITE_FILES,
         ],
         ThreadRole::Vcpu => &[KVM_RUN, RUNTIME, STARTING, EVENTS, KVM_VCPU, KVM_WIRING, VHOST],
         ThreadRole::Blk => &[RUNTIME, EVENTS, SCHED_POLICY, RING],

@@ -183,6 +183,32 @@ fn a_ring_can_only_update_files() {
 }
 
 #[test]
+fn threads_that_close_images_may_write_them() {
+    let writers = [
+        ThreadRole::Control,
+        ThreadRole::Machine,
+        ThreadRole::Scsi,
+        ThreadRole::DiskIo,
+        ThreadRole::Qcow2,
+        ThreadRole::Blocking,
+        ThreadRole::Convert,
+    ];
+    for role in ThreadRole::ALL {
+        let expected = if writers.contains(&role) {
+            End::Status(libc::EBADF)
+        } else {
+            KILLED
+        };
+        let no_file = c_int::MAX as usize;
+        assert_eq!(
+            asks(role, libc::SYS_pwritev, [no_file, 0, 0, 0]),
+            expected,
+            "{role:?}"
+        );
+    }
+}
+
+#[test]
 fn only_the_machines_thread_kicks() {
     for role in ThreadRole::ALL {
         let kick = [usize::MAX, usize::MAX, libc::SIGRTMIN() as usize, 0];
