@@ -11,7 +11,7 @@ pub mod interrupts;
 pub mod kvm;
 pub mod layout;
 pub mod machine;
-pub mod memory;
 pub mod memory_trim;
+pub mod ram;
 pub mod smbios;
 pub mod vcpu;

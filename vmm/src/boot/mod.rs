@@ -11,7 +11,7 @@ use linux_loader::loader::{BzImage, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use crate::layout::{self, Layout};
-use crate::memory;
+use crate::ram;
 use crate::vcpu::entry::CpuEntry;
 
 mod command_line;
@@ -172,7 +172,7 @@ fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Resul
         let kaslr = command_line::kaslr(&command_line);
         let (load, seed) = (loaded.kernel_load.0, kaslr_seed()?);
         // SAFETY: the machine is loading: no vCPU runs, every device is reset, and only this thread has the memory.
-        let unpacked = unsafe { memory::exclusive(mem) }
+        let unpacked = unsafe { ram::exclusive(mem) }
             .and_then(|low| vmlinux::unpack(low, load, limit, kaslr, seed, &mut header));
         zero_page::write(mem, layout, header, initrd)?;
         if let Some(rip) = unpacked {

@@ -18,7 +18,7 @@ use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
 use crate::machine::{BlkDisk, MachineConfig};
-use crate::memory::MemoryBacking;
+use crate::ram::MemoryBacking;
 use crate::smbios;
 
 /// The checked contents of a Create request.

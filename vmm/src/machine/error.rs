@@ -12,7 +12,7 @@ use crate::acpi;
 use crate::cpuid::TopologyError;
 use crate::kvm::KvmError;
 use crate::layout::LayoutError;
-use crate::memory::MemoryError;
+use crate::ram::MemoryError;
 use crate::smbios;
 use crate::vcpu::VcpuError;
 

@@ -29,7 +29,7 @@ use crate::cpuid::{self, HostTiming, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
 use crate::kvm::{KvmError, KvmHost, failed};
 use crate::layout::{self, Layout};
-use crate::memory::{self, MemoryBacking};
+use crate::ram::{GuestRam, MemoryBacking};
 use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
@@ -83,8 +83,7 @@ pub struct MachineConfig {
 /// The machine. Its own thread owns it.
 pub struct Machine {
     vm: Arc<VmFd>,
-    memory: GuestMem,
-    backing: MemoryBacking,
+    ram: GuestRam,
     layout: Layout,
     topology: Topology,
     identity: smbios::SystemIdentity,
@@ -134,9 +133,9 @@ impl Machine {
             return Err(MachineError::Vcpus(vcpus, limit));
         }
         let layout = Layout::new(config.memory, cpuid::physical_address_bits(&host.cpuid))?;
-        let memory = memory::allocate(&layout, config.backing)?;
+        let ram = GuestRam::new(&layout, config.backing)?;
         let vm = host.create_vm()?;
-        memory::register(&vm, &memory.memory())?;
+        ram.register(&vm)?;
         let interrupts = Interrupts::new(vm.clone())?;
 
         let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
@@ -160,7 +159,7 @@ impl Machine {
             callbacks.alarm,
         )?;
 
-        let reporting = config.backing == MemoryBacking::Anonymous;
+        let reporting = ram.reports_free_pages();
         let plan = virtio::DevicePlan {
             nics: config.nics,
             disks: config.disks,
@@ -175,7 +174,7 @@ impl Machine {
         let mut devices = DeviceRegistry::new(
             root,
             (legacy.hotplug.clone(), ejected),
-            memory.clone(),
+            ram.memory().clone(),
             KvmInterrupts(interrupts),
             layout.pci_mmio64.start,
         );
@@ -199,8 +198,7 @@ impl Machine {
         let irqchips = read_irqchips(&vm)?;
         Ok(Self {
             vm,
-            memory,
-            backing: config.backing,
+            ram,
             layout,
             topology,
             identity: config.identity,
@@ -217,21 +215,21 @@ impl Machine {
 
     /// Writes the ACPI and SMBIOS tables, and returns a loader of the boot payload for use on another thread.
     pub fn loader(&self) -> Result<Loader, MachineError> {
-        let memory = self.memory.memory();
+        let memory = self.ram.memory().memory();
         let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
         memory.write_slice(&legacy::RESET_STUB, GuestAddress(layout::RESET_VECTOR))?;
         Ok(Loader {
-            memory: self.memory.clone(),
+            memory: self.ram.memory().clone(),
             layout: self.layout.clone(),
         })
     }
 
     /// Prepares the vCPUs to start at `entry`. The machine must be new or just reset ([`Machine::reset`]).
     pub fn arm(&mut self, entry: CpuEntry) -> Result<(), MachineError> {
-        entry.prepare_memory(&self.memory.memory())?;
+        entry.prepare_memory(&self.ram.memory().memory())?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             vcpu.reset((index == 0).then_some(entry))?;
         }
@@ -297,7 +295,8 @@ impl Machine {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
         }
         self.reap_ejected();
-        memory::clear(&self.memory.memory(), self.backing)?;
+        // SAFETY: vCPUs and devices were stopped above, and a reset comes before the kernel is loaded.
+        unsafe { self.ram.clear() }?;
         Ok(())
     }
 
@@ -331,7 +330,7 @@ impl Machine {
 
     /// Guest memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        self.layout.ram.iter().map(|r| r.end - r.start).sum()
+        self.ram.bytes()
     }
 
     /// Number of vCPUs.

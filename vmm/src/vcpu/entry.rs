@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::layout::Layout;
-    use crate::memory::{MemoryBacking, allocate};
+    use crate::ram::{GuestRam, MemoryBacking};
 
     #[test]
     fn descriptors_are_flat_with_the_protocols_selectors() {
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn page_tables_map_four_gibibytes_one_to_one() {
-        let mem = allocate(&Layout::new(32 << 20, 40).unwrap(), MemoryBacking::Anonymous).unwrap();
-        let mem = mem.memory();
+        let ram = GuestRam::new(&Layout::new(32 << 20, 40).unwrap(), MemoryBacking::Anonymous).unwrap();
+        let mem = ram.memory().memory();
         CpuEntry::Linux64 { rip: 0 }.prepare_memory(&mem).unwrap();
         let entry = |at: u64| mem.read_obj::<u64>(GuestAddress(at)).unwrap();
         for address in [0u64, 0x1234_5678, 0xfff0_0000] {

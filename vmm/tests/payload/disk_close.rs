@@ -12,7 +12,7 @@ use husk_virtio_scsi::{Medium, NewUnit, UnitAddress};
 use husk_vmm::cpuid::Topology;
 use husk_vmm::kvm::KvmHost;
 use husk_vmm::machine::{self, Callbacks, Machine, MachineConfig, SerialEvents, eventfd};
-use husk_vmm::memory::MemoryBacking;
+use husk_vmm::ram::MemoryBacking;
 use husk_vmm::smbios::SystemIdentity;
 
 const MIB: u64 = 1 << 20;

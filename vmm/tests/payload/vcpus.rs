@@ -9,7 +9,7 @@ use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusDevice};
 use husk_vmm::kvm::KvmHost;
 use husk_vmm::layout::Layout;
-use husk_vmm::memory::{self, MemoryBacking};
+use husk_vmm::ram::{GuestRam, MemoryBacking};
 use husk_vmm::vcpu::entry::CpuEntry;
 use husk_vmm::vcpu::{self, Vcpu, VcpuContext, VcpuError, VcpuEvent, signal};
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
@@ -94,8 +94,9 @@ impl TestVm {
         let host = KvmHost::new(kvm.into()).unwrap();
         let vm = host.create_vm().unwrap();
         let layout = Layout::new(32 << 20, 40).unwrap();
-        let memory = memory::allocate(&layout, MemoryBacking::Anonymous).unwrap();
-        memory::register(&vm, &memory.memory()).unwrap();
+        let ram = GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap();
+        ram.register(&vm).unwrap();
+        let memory = ram.memory().clone();
         let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
         let counters = [Arc::new(Counter::default()), Arc::new(Counter::default())];
         for (port, counter) in PORTS.into_iter().zip(&counters) {
