@@ -12,6 +12,8 @@ use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space};
 use crate::GuestMemMmap;
 
+mod private_file;
+
 /// Bytes of a balloon page, independent of the page sizes of host and guest.
 const PAGE: u64 = 4096;
 
@@ -267,6 +269,14 @@ fn drop_pages(mem: &GuestMemMmap, start: u64, len: u64) {
     };
     // A shared mapping's memory belongs to its file, and stays there when only unmapped.
     let shared = region.flags() & libc::MAP_SHARED != 0;
+    if !shared && region.file_offset().is_some() {
+        // SAFETY: as below.
+        let dropped = unsafe { private_file::discard(address, len as usize) };
+        if let Err(error) = dropped {
+            tracing::debug!(start, len, %error, "pages not dropped");
+        }
+        return;
+    }
     let advice = if shared {
         libc::MADV_REMOVE
     } else {

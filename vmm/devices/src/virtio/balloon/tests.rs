@@ -193,6 +193,37 @@ fn shared_memory_is_freed_and_reserved_huge_pages_are_kept() {
 }
 
 #[test]
+fn pages_of_a_private_file_read_as_zeroes_and_not_as_the_file() {
+    let file = tempfile::tempfile().unwrap();
+    std::io::copy(
+        &mut std::io::Read::take(std::io::repeat(0xab), END as u64),
+        &mut &file,
+    )
+    .unwrap();
+    let builder = MmapRegionBuilder::new_with_bitmap(END, vm_memory::bitmap::AtomicBitmap::default())
+        .with_file_offset(vm_memory::FileOffset::new(file, 0))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_PRIVATE);
+    let region = vm_memory::GuestRegionMmap::new(builder.build().unwrap(), GuestAddress(0)).unwrap();
+    let mem = GuestMem::new(GuestMemMmap::from_regions(vec![region]).unwrap());
+    // The rings are in this memory, too.
+    mem.memory().write_slice(&[0; 0x8000], GuestAddress(0)).unwrap();
+    let mut bench = bench_on(mem, 2);
+    let first = BASE / PAGE;
+    bench.dirty(first + 1);
+    // The second time, one of the pages is replaced already.
+    for pages in [vec![first + 1], vec![first + 1, first + 2], vec![first + 2]] {
+        let numbers: Vec<u32> = pages.iter().map(|page| *page as u32).collect();
+        bench.inflate(&numbers);
+        for page in pages {
+            assert!(!bench.is_dirty(page), "page {page}");
+            bench.dirty(page);
+        }
+    }
+    assert!(bench.is_dirty(first) && bench.is_dirty(first + 3));
+}
+
+#[test]
 fn a_page_list_outside_of_memory_sets_device_needs_reset() {
     let mut bench = bench(2);
     bench.inflate.add(&[(GAP - 4, 16, 0)]);
