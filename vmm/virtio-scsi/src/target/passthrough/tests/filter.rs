@@ -99,7 +99,7 @@ fn a_read_only_unit_is_never_changed() {
     assert_eq!(rig.good(&device, &read, 512), [1; 512]);
     // There is nothing to flush.
     let device = Fake::answering(&[]);
-    assert_eq!(rig.good(&device, &cdb::<10>(0x35, &[]), 0), []);
+    assert_eq!(rig.good(&device, &cdb::<10>(0x35, &[]), 0), [0_u8; 0]);
     assert_eq!(device.last(), None);
     // MODE SENSE reports the write protection.
     let device = Fake::answering(&[7, 0, 0x10, 0, 0, 0, 0, 0]);
@@ -193,6 +193,6 @@ fn allocation_lengths_are_cut_to_the_buffer() {
     let sent = device.last().unwrap();
     assert_eq!((sent.room, &sent.cdb[10..14]), (128 << 10, &[0, 2, 0, 0][..]));
     // An allocation length of 0.
-    assert_eq!(rig.good(&device, &cdb::<6>(0x12, &[]), 96), []);
+    assert_eq!(rig.good(&device, &cdb::<6>(0x12, &[]), 96), [0_u8; 0]);
     assert_eq!(device.last().unwrap().room, 0);
 }
