@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod bus;
+pub mod component;
 pub mod ioeventfd;
 pub mod legacy;
 pub mod msi;

@@ -1,0 +1,102 @@
+//! The contract of every stateful part of a machine, and the ordered set of these parts.
+//!
+//! A machine resets, pauses, resumes, saves and restores its parts through [`Components`] alone. State is JSON: each
+//! part has a [`ComponentState`], and a snapshot is one document of them under stable names. A part saves all that it
+//! holds, or refuses: nothing is dropped silently.
+
+use serde_json::Error as JsonError;
+
+mod bytes;
+mod set;
+mod state;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use bytes::Bytes;
+pub use set::{ComponentError, ComponentStates, Components, Stage};
+pub use state::ComponentState;
+
+/// A part of a machine that holds state.
+///
+/// The vCPUs are stopped during each call, so that the guest changes nothing. The host may: what it asks for while a
+/// part is paused takes effect, or waits until the part resumes.
+pub trait Component: Send + Sync {
+    /// Sets the part to its power-on state and ends a pause. Allowed in every state.
+    fn reset(&self);
+
+    /// Stops all work of the part. When it returns, the part touches no guest memory, and its state changes by calls
+    /// of the host only. Requests in flight are completed or held. Idempotent.
+    fn pause(&self) {}
+
+    /// Ends a pause, also that of [`Component::restore`]. Has no effect on a part that runs.
+    fn resume(&self) {}
+
+    /// All that the part holds, as far as the guest can tell. Changes nothing; the part stays paused.
+    ///
+    /// # Errors
+    /// The part runs, or it holds what cannot be saved.
+    fn save(&self) -> Result<ComponentState, SaveError>;
+
+    /// Sets the part to a saved state and leaves it paused. The part is new, was reset, or is paused. The state may
+    /// come from anybody: it is checked against the part as it was built.
+    ///
+    /// # Errors
+    /// The state does not fit, or the part runs. The part is unchanged then.
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError>;
+}
+
+/// The reason for which a part cannot be saved.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The part runs.
+    #[error("it is not paused")]
+    Running,
+    /// It holds what cannot be saved.
+    #[error("{0}")]
+    Refused(String),
+    /// Its state has no form in JSON.
+    #[error("its state is not representable")]
+    Encode(#[source] JsonError),
+}
+
+/// The reason for which a state is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The part runs.
+    #[error("it is not paused")]
+    Running,
+    /// The state has another form. The source names the field.
+    #[error("its state has another form")]
+    Decode(#[source] JsonError),
+    /// A field has a value that this part cannot have.
+    #[error("field {field:?}: {reason}")]
+    Field {
+        /// The field, with a dot before the name of a field inside it.
+        field: &'static str,
+        /// What is wrong with its value.
+        reason: String,
+    },
+    /// An operating system resource was refused.
+    #[error("a resource was refused")]
+    Io(#[from] std::io::Error),
+}
+
+impl RestoreError {
+    /// A wrong value of a field.
+    pub fn field(field: &'static str, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self::Field { field, reason }
+    }
+}
+
+/// Refuses the value of a field unless `fits`.
+///
+/// # Errors
+/// [`RestoreError::Field`].
+pub fn check(fits: bool, field: &'static str, reason: &str) -> Result<(), RestoreError> {
+    if fits {
+        Ok(())
+    } else {
+        Err(RestoreError::field(field, reason))
+    }
+}
