@@ -1,0 +1,125 @@
+//! The clock and its alarm.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const T: i64 = 1_709_210_096; // 2024-02-29 12:34:56 UTC, a Thursday
+
+type Armed = Arc<Mutex<Vec<Option<Duration>>>>;
+
+fn rtc(offset: i64) -> (Rtc, Armed, EventFd) {
+    let armed = Armed::default();
+    let log = armed.clone();
+    let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let timer = Box::new(move |d| log.lock().unwrap().push(d));
+    (
+        Rtc::new(Box::new(|| T), offset, timer, irq.try_clone().unwrap()),
+        armed,
+        irq,
+    )
+}
+
+fn get(rtc: &Rtc, index: u8) -> u8 {
+    let mut byte = [0];
+    rtc.write(0, &[index]);
+    rtc.read(1, &mut byte);
+    byte[0]
+}
+
+fn set(rtc: &Rtc, index: u8, value: u8) {
+    rtc.write(0, &[index]);
+    rtc.write(1, &[value]);
+}
+
+#[test]
+fn shows_the_time_in_bcd_and_binary() {
+    let (rtc, _, _) = rtc(0);
+    let read = |r: &Rtc| [CENTURY, YEAR, MONTH, DAY, WEEKDAY, HOURS, MINUTES, SECONDS].map(|i| get(r, i));
+    assert_eq!(read(&rtc), [0x20, 0x24, 0x02, 0x29, 0x05, 0x12, 0x34, 0x56]);
+    set(&rtc, REG_B, B_24H | B_BINARY);
+    assert_eq!(read(&rtc), [20, 24, 2, 29, 5, 12, 34, 56]);
+    set(&rtc, REG_B, B_BINARY);
+    assert_eq!(get(&rtc, HOURS), 0x80 | 12, "12-hour mode, noon is PM");
+    assert_eq!(get(&rtc, REG_D), D_VALID);
+}
+
+#[test]
+fn a_clock_set_by_the_guest_continues_from_there() {
+    let (rtc, _, _) = rtc(-3600);
+    assert_eq!(get(&rtc, HOURS), 0x11);
+    set(&rtc, REG_B, B_24H | B_SET);
+    for (index, value) in [
+        (YEAR, 0x31),
+        (MONTH, 0x12),
+        (DAY, 0x31),
+        (HOURS, 0x23),
+        (MINUTES, 0x59),
+    ] {
+        set(&rtc, index, value);
+    }
+    set(&rtc, REG_B, B_24H);
+    assert_eq!(
+        [YEAR, MONTH, DAY, HOURS].map(|i| get(&rtc, i)),
+        [0x31, 0x12, 0x31, 0x23]
+    );
+    rtc.reset();
+    assert_eq!(get(&rtc, YEAR), 0x31);
+}
+
+#[test]
+fn the_alarm_fires_at_its_time_and_is_cleared_by_reading_c() {
+    let (rtc, armed, irq) = rtc(0);
+    set(&rtc, HOURS_ALARM, 0x12);
+    set(&rtc, MINUTES_ALARM, 0x35);
+    set(&rtc, SECONDS_ALARM, 0x00);
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    assert_eq!(
+        armed.lock().unwrap().last().unwrap(),
+        &Some(Duration::from_secs(4))
+    );
+    rtc.alarm();
+    assert_eq!(irq.read().unwrap(), 1);
+    assert_eq!(get(&rtc, REG_C), C_ALARM | C_IRQ);
+    assert_eq!(get(&rtc, REG_C), 0);
+    set(&rtc, REG_B, B_24H);
+    assert_eq!(armed.lock().unwrap().last().unwrap(), &None);
+    rtc.alarm();
+    assert!(irq.read().is_err(), "a late timer finds the alarm off");
+}
+
+#[test]
+fn an_alarm_earlier_in_the_day_is_tomorrows_and_an_impossible_one_never_is() {
+    let (rtc, armed, _) = rtc(0);
+    set(&rtc, HOURS_ALARM, 0x12);
+    set(&rtc, MINUTES_ALARM, 0x34);
+    set(&rtc, SECONDS_ALARM, 0x56);
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    assert_eq!(
+        armed.lock().unwrap().last().unwrap(),
+        &Some(Duration::from_secs(86_400))
+    );
+    set(&rtc, MINUTES_ALARM, 0x77);
+    assert_eq!(armed.lock().unwrap().last().unwrap(), &None);
+}
+
+proptest! {
+    #[test]
+    fn civil_dates_round_trip(t in -62_000_000_000i64..250_000_000_000) {
+        let c = civil(t);
+        let of_day = i64::from(c.hour) * 3600 + i64::from(c.minute) * 60 + i64::from(c.second);
+        prop_assert_eq!(seconds(c.year, c.month.into(), c.day.into(), of_day), t);
+    }
+
+    #[test]
+    fn any_access_sequence_is_survived(
+        ops in prop::collection::vec((any::<bool>(), 0u64..2, any::<u8>()), 0..200),
+    ) {
+        let (rtc, _, _) = rtc(0);
+        for (write, port, value) in ops {
+            if write { rtc.write(port, &[value]) } else { rtc.read(port, &mut [0]) }
+        }
+    }
+}
