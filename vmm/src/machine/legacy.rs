@@ -1,11 +1,11 @@
 //! The PC devices outside PCI, with their ports and interrupt lines.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
+use husk_devices::component::Component;
 use husk_devices::legacy::i8042::{self, I8042};
 use husk_devices::legacy::power::{self, PowerEvent, PowerRegisters};
 use husk_devices::legacy::pvpanic::{self, Pvpanic};
@@ -107,11 +107,11 @@ impl LegacyDevices {
         })
     }
 
-    pub(super) fn reset(&self) -> io::Result<()> {
+    pub(super) fn reset(&self) {
         self.hotplug.reset();
         self.power.reset();
         self.pvpanic.reset();
         self.rtc.reset();
-        self.serial.reset()
+        self.serial.reset();
     }
 }

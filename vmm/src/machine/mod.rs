@@ -290,7 +290,7 @@ impl Machine {
         self.stop_vcpus()?;
         self.stopped_clock = None;
         self.devices.reset();
-        self.legacy.reset()?;
+        self.legacy.reset();
         for chip in &self.irqchips {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
         }

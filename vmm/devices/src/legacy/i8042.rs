@@ -1,7 +1,10 @@
 //! The keyboard controller, reduced to the one thing kernels without ACPI use it for: pulsing the CPU
 //! reset line. No keyboard; the FADT says there is none.
 
+use serde::{Deserialize, Serialize};
+
 use crate::bus::BusDevice;
+use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::legacy::{EventSink, MachineEvent};
 
 /// First port: 0x60 (data) to 0x64 (status and command).
@@ -27,6 +30,23 @@ impl I8042 {
     /// A controller that reports resets to `events`.
     pub fn new(events: EventSink) -> Self {
         Self { events }
+    }
+}
+
+/// The controller holds nothing.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct I8042State {}
+
+impl Component for I8042 {
+    fn reset(&self) {}
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&I8042State {})
+    }
+
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        state.parse::<I8042State>().map(|_| ())
     }
 }
 

@@ -5,9 +5,11 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::BusDevice;
+use crate::component::{Component, ComponentState, RestoreError, SaveError, check};
 use crate::legacy::{EventSink, MachineEvent};
 
 /// First port of the block.
@@ -71,11 +73,43 @@ impl PowerRegisters {
         self.pending.fetch_or(event as u32, Ordering::AcqRel);
         self.interrupt.write(1)
     }
+}
 
-    /// Drops events the guest has not seen, for a machine reset.
-    pub fn reset(&self) {
+/// The event register, and what a narrow read left of it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PowerState {
+    pending: u32,
+    latch: [u8; 4],
+}
+
+impl Component for PowerRegisters {
+    /// Drops events that the guest has not seen.
+    fn reset(&self) {
         self.pending.store(0, Ordering::Release);
         *self.latch.lock().unwrap_or_else(|e| e.into_inner()) = [0; 4];
+    }
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&PowerState {
+            pending: self.pending.load(Ordering::Acquire),
+            latch: *self.latch.lock().unwrap_or_else(|e| e.into_inner()),
+        })
+    }
+
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        let state: PowerState = state.parse()?;
+        let known =
+            |events: u32| events & !(PowerEvent::PowerButton as u32 | PowerEvent::PciHotplug as u32) == 0;
+        check(known(state.pending), "pending", "has an unknown event")?;
+        check(
+            known(u32::from_le_bytes(state.latch)),
+            "latch",
+            "has an unknown event",
+        )?;
+        self.pending.store(state.pending, Ordering::Release);
+        *self.latch.lock().unwrap_or_else(|e| e.into_inner()) = state.latch;
+        Ok(())
     }
 }
 
@@ -162,5 +196,27 @@ mod tests {
         assert_eq!(byte, [1]);
         device.read(EVENTS + 1, &mut byte);
         assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn pending_events_and_the_rest_of_a_narrow_read_are_saved() {
+        let (device, ..) = registers();
+        device.notify(PowerEvent::PowerButton).unwrap();
+        device.notify(PowerEvent::PciHotplug).unwrap();
+        let read = |device: &PowerRegisters, len: usize| {
+            let mut data = [0; 4];
+            device.read(EVENTS, &mut data[..len]);
+            data[0]
+        };
+        let (twin, _, interrupt) = registers();
+        twin.restore(&device.save().unwrap()).unwrap();
+        assert_eq!((read(&twin, 1), read(&twin, 1)), (3, 0));
+        assert!(interrupt.read().is_err(), "the interrupt controller has it");
+        let bad = serde_json::json!({"pending": 4, "latch": [0, 0, 0, 0]});
+        let error = twin.restore(&bad.into()).unwrap_err().to_string();
+        assert_eq!(error, "field \"pending\": has an unknown event");
+        twin.restore(&device.save().unwrap()).unwrap();
+        twin.reset();
+        assert_eq!(read(&twin, 4), 0);
     }
 }

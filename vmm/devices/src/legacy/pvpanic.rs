@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::bus::BusDevice;
+use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::legacy::{EventSink, MachineEvent};
 
 /// I/O port of the register.
@@ -31,10 +34,29 @@ impl Pvpanic {
             crash_seen: AtomicBool::new(false),
         }
     }
+}
 
-    /// Clears the record of reported events, for a machine reset.
-    pub fn reset(&self) {
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PvpanicState {
+    /// The crash kernel was reported.
+    crash_seen: bool,
+}
+
+impl Component for Pvpanic {
+    fn reset(&self) {
         self.crash_seen.store(false, Ordering::Relaxed);
+    }
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        let crash_seen = self.crash_seen.load(Ordering::Relaxed);
+        ComponentState::new(&PvpanicState { crash_seen })
+    }
+
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        let state: PvpanicState = state.parse()?;
+        self.crash_seen.store(state.crash_seen, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -69,6 +91,9 @@ mod tests {
         device.read(0, &mut byte);
         assert_eq!(byte, [3]);
         device.write(0, &[2]);
+        let state = device.save().unwrap();
+        device.reset();
+        device.restore(&state).unwrap();
         device.write(0, &[2]);
         device.write(0, &[0]);
         device.write(0, &[1]);

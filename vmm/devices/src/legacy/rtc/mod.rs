@@ -10,6 +10,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::BusDevice;
 
+mod state;
+
 /// Index port; the data port follows.
 pub const PORT: u64 = 0x70;
 /// Length of the port range.
@@ -43,6 +45,7 @@ const C_ALARM: u8 = 1 << 5;
 const C_IRQ: u8 = 1 << 7;
 const D_VALID: u8 = 1 << 7;
 const DONT_CARE: u8 = 0xc0;
+const DAY_SECONDS: i64 = 86_400;
 
 /// Seconds since the epoch, UTC, from the host.
 pub type WallClock = Box<dyn Fn() -> i64 + Send + Sync>;
@@ -63,6 +66,9 @@ struct State {
     offset: i64,
     frozen: Option<[u8; 10]>,
     ram: [u8; 128],
+    /// Time of the next alarm on the guest's clock.
+    due: Option<i64>,
+    paused: bool,
 }
 
 /// The clock.
@@ -177,6 +183,8 @@ impl Rtc {
             offset,
             frozen: None,
             ram: power_on_ram(),
+            due: None,
+            paused: false,
         });
         Self {
             clock,
@@ -190,35 +198,38 @@ impl Rtc {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Resets the registers to their power-on values. The guest's clock adjustments stay, as on battery-backed
-    /// hardware.
-    pub fn reset(&self) {
-        let mut state = self.state();
-        (state.index, state.frozen, state.ram) = (0, None, power_on_ram());
-        (self.timer)(None);
-    }
-
-    /// Handles a due alarm: raises the interrupt if the alarm is still enabled, and arms the next.
+    /// Handles a due alarm: raises the interrupt if the alarm is still enabled, and arms the next. While the clock is
+    /// paused, the alarm waits for it to resume.
     pub fn alarm(&self) {
         let mut state = self.state();
-        if state.ram[REG_B as usize] & B_ALARM == 0 {
+        if state.paused || state.ram[REG_B as usize] & B_ALARM == 0 {
             return;
         }
         state.ram[REG_C as usize] |= C_ALARM | C_IRQ;
         if let Err(error) = self.interrupt.write(1) {
             tracing::warn!(%error, "RTC interrupt");
         }
-        self.arm(&state);
+        self.arm(&mut state);
     }
 
     fn now(&self, state: &State) -> i64 {
         (self.clock)().saturating_add(state.offset)
     }
 
-    fn arm(&self, state: &State) {
+    fn arm(&self, state: &mut State) {
+        state.due = self.next_alarm(state);
+        self.set_timer(state);
+    }
+
+    fn set_timer(&self, state: &State) {
+        let due = state.due.filter(|_| !state.paused);
+        let left = due.map(|due| due.saturating_sub(self.now(state)).clamp(0, DAY_SECONDS));
+        (self.timer)(left.map(|left| Duration::from_secs(left.unsigned_abs())));
+    }
+
+    fn next_alarm(&self, state: &State) -> Option<i64> {
         if state.ram[REG_B as usize] & (B_ALARM | B_SET) != B_ALARM {
-            (self.timer)(None);
-            return;
+            return None;
         }
         let wanted = |register: u8| {
             let value = state.ram[register as usize];
@@ -233,16 +244,16 @@ impl Rtc {
         let now = self.now(state);
         // At most a day of candidates; whole hours and minutes that cannot match are stepped over.
         let mut t = now + 1;
-        while t <= now + 86_400 {
+        while t <= now + DAY_SECONDS {
             let c = civil(t);
             t += match () {
                 () if h.is_some_and(|h| h != c.hour) => 3600 - i64::from(c.minute) * 60 - i64::from(c.second),
                 () if m.is_some_and(|m| m != c.minute) => 60 - i64::from(c.second),
                 () if s.is_some_and(|s| s != c.second) => 1,
-                () => return (self.timer)(Some(Duration::from_secs((t - now) as u64))),
+                () => return Some(t),
             };
         }
-        (self.timer)(None);
+        None
     }
 
     /// Stores the offset between the clock that the guest set and the host's.
@@ -282,7 +293,7 @@ impl Rtc {
         match index {
             SECONDS_ALARM | MINUTES_ALARM | HOURS_ALARM => {
                 state.ram[index as usize] = value;
-                self.arm(&state);
+                self.arm(&mut state);
             }
             SECONDS..=YEAR => {
                 let now = civil(self.now(&state));
@@ -291,7 +302,8 @@ impl Rtc {
                 if state.frozen.is_some() {
                     state.frozen = Some(set)
                 } else {
-                    self.adjust(&mut state, set)
+                    self.adjust(&mut state, set);
+                    self.arm(&mut state);
                 }
             }
             REG_A => state.ram[REG_A as usize] = value & 0x7f,
@@ -307,7 +319,7 @@ impl Rtc {
                     self.adjust(&mut state, set);
                 }
                 state.ram[REG_B as usize] = value;
-                self.arm(&state);
+                self.arm(&mut state);
             }
             REG_C | REG_D => {}
             _ => state.ram[index as usize & 0x7f] = value,

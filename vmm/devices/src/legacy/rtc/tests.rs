@@ -5,6 +5,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::component::Component;
+use crate::component::testing::{mutate, mutation};
 
 const T: i64 = 1_709_210_096; // 2024-02-29 12:34:56 UTC, a Thursday
 
@@ -120,6 +122,97 @@ proptest! {
         let (rtc, _, _) = rtc(0);
         for (write, port, value) in ops {
             if write { rtc.write(port, &[value]) } else { rtc.read(port, &mut [0]) }
+        }
+    }
+}
+
+#[test]
+fn an_alarm_waits_for_the_end_of_a_pause() {
+    let (rtc, armed, irq) = rtc(0);
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    for (index, value) in [(HOURS_ALARM, 0x12), (MINUTES_ALARM, 0x34), (SECONDS_ALARM, 0x59)] {
+        set(&rtc, index, value);
+    }
+    let last = |armed: &Armed| *armed.lock().unwrap().last().unwrap();
+    assert_eq!(last(&armed), Some(Duration::from_secs(3)));
+    rtc.pause();
+    assert_eq!(last(&armed), None);
+    rtc.alarm();
+    assert!(irq.read().is_err(), "the timer went off just before");
+    let saved = rtc.save().unwrap();
+
+    let (later, armed, irq) = self::rtc(0);
+    let text = serde_json::to_string(&saved).unwrap();
+    later.restore(&serde_json::from_str(&text).unwrap()).unwrap();
+    assert_eq!(last(&armed), None);
+    later.resume();
+    assert_eq!(last(&armed), Some(Duration::from_secs(3)));
+    later.alarm();
+    assert_eq!((irq.read().unwrap(), get(&later, REG_C)), (1, C_ALARM | C_IRQ));
+
+    let mut passed: serde_json::Value = saved.into();
+    passed["alarm"] = (T - 100).into();
+    let (late, armed, _) = self::rtc(0);
+    late.restore(&passed.into()).unwrap();
+    late.resume();
+    assert_eq!(last(&armed), Some(Duration::ZERO), "it was due meanwhile");
+}
+
+#[test]
+fn a_running_clock_is_not_saved() {
+    let (rtc, _, _) = rtc(0);
+    assert!(matches!(rtc.save(), Err(crate::component::SaveError::Running)));
+}
+
+proptest! {
+    /// A guest that is saved and restored between any two accesses reads what it reads without that.
+    #[test]
+    fn a_restored_clock_continues(
+        steps in prop::collection::vec((0..0x80_u8, any::<Option<u8>>(), any::<bool>()), 1..60),
+    ) {
+        let (plain, ..) = rtc(7);
+        let (mut saved, ..) = rtc(7);
+        for (index, value, save) in steps {
+            match value {
+                Some(value) => [&plain, &saved].map(|rtc| set(rtc, index, value)),
+                None => {
+                    prop_assert_eq!(get(&plain, index), get(&saved, index));
+                    [(), ()]
+                }
+            };
+            if save {
+                saved.pause();
+                let state = saved.save().unwrap();
+                (saved, ..) = rtc(0);
+                saved.restore(&state).unwrap();
+                prop_assert_eq!(saved.save().unwrap(), state);
+                saved.resume();
+            }
+        }
+        for index in 0..0x80 {
+            prop_assert_eq!(get(&plain, index), get(&saved, index));
+        }
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_or_harmless(
+        registers in prop::collection::vec((0..0x80_u8, any::<u8>()), 0..20),
+        changes in prop::collection::vec(mutation(), 1..4),
+    ) {
+        let (rtc, ..) = rtc(0);
+        registers.into_iter().for_each(|(index, value)| set(&rtc, index, value));
+        rtc.pause();
+        let fresh = rtc.save().unwrap();
+        let mut state = fresh.clone();
+        changes.iter().for_each(|(place, change)| mutate(&mut state, *place, change));
+        if rtc.restore(&state).is_err() {
+            prop_assert_eq!(rtc.save().unwrap(), fresh);
+        }
+        rtc.resume();
+        rtc.alarm();
+        for index in 0..0x80 {
+            get(&rtc, index);
+            set(&rtc, index, 0x12);
         }
     }
 }

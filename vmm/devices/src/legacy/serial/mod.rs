@@ -13,6 +13,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::BusDevice;
 
+mod state;
+
 /// First I/O port of COM1.
 pub const PORT: u64 = 0x3f8;
 /// Length of the port range.
@@ -160,27 +162,23 @@ impl SerialPort {
         taken
     }
 
-    /// Resets the registers to their power-on values. Output already written is kept.
-    pub fn reset(&self) -> io::Result<()> {
+    /// Replaces the registers and the output, and keeps the descriptors.
+    fn load(&self, registers: &SerialState, output: Option<(VecDeque<u8>, u64)>) -> io::Result<()> {
         let mut state = self.state();
-        let output = state.uart.writer_mut();
-        let ready = output.ready.try_clone()?;
-        let kept = Output {
-            bytes: std::mem::take(&mut output.bytes),
-            dropped: output.dropped,
+        let ready = state.uart.writer().ready.try_clone()?;
+        let old = state.uart.writer_mut();
+        let (bytes, dropped) = output.unwrap_or_else(|| (std::mem::take(&mut old.bytes), old.dropped));
+        if !bytes.is_empty() {
+            ready.write(1)?;
+        }
+        let output = Output {
+            bytes,
+            dropped,
             ready,
         };
-        state.uart = Serial::from_state(
-            &SerialState::default(),
-            IrqTrigger(self.interrupt.clone()),
-            NoEvents,
-            kept,
-        )
-        .map_err(|e| io::Error::other(format!("16550 reset: {e}")))?;
-        if state.input_wanted {
-            state.input_wanted = false;
-            self.input_ready.write(1)?;
-        }
+        let trigger = IrqTrigger(self.interrupt.clone());
+        state.uart = Serial::from_state(registers, trigger, NoEvents, output)
+            .map_err(|e| io::Error::other(format!("16550: {e}")))?;
         Ok(())
     }
 }
