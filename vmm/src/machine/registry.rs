@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use husk_devices::GuestMem;
-use husk_devices::pci::{I6300esb, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
+use husk_devices::component::Component;
+use husk_devices::pci::{I6300esb, PciDevice, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
@@ -149,7 +150,13 @@ impl DeviceRegistry {
     }
 
     pub(super) fn reset(&self) {
-        self.root.reset();
+        self.devices
+            .iter()
+            .for_each(|device| PciDevice::reset(&*device.transport));
+        self.watchdog
+            .iter()
+            .for_each(|watchdog| Component::reset(&**watchdog));
+        Component::reset(&*self.root);
     }
 
     /// Removes every function from the PCI bus. The functions and the bus refer to each other, so that neither would be

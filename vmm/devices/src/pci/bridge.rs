@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::config::{ConfigSpace, Identity};
 use super::device::{Bar, PciDevice};
+use crate::component::{Bytes, RestoreError};
 
 /// A host bridge without registers of its own.
 #[derive(Debug)]
@@ -20,6 +21,22 @@ impl HostBridge {
             subsystem_vendor: 0x1af4,
             subsystem: 0x1100,
         })))
+    }
+
+    /// Configuration space.
+    pub fn save(&self) -> Bytes {
+        self.space().save()
+    }
+
+    /// Restores the result of [`HostBridge::save`].
+    ///
+    /// # Errors
+    /// It is that of another function. Names `field`.
+    pub fn restore(&self, saved: &Bytes, field: &'static str) -> Result<(), RestoreError> {
+        let mut space = self.space();
+        space.check(saved, field)?;
+        space.load(saved);
+        Ok(())
     }
 
     fn space(&self) -> MutexGuard<'_, ConfigSpace> {

@@ -4,6 +4,7 @@
 //! reaches beyond them reads as all ones, so that guests find no extended capabilities.
 
 use super::device::Bar;
+use crate::component::{Bytes, RestoreError, check};
 
 /// Offsets of the header's registers (PCI 3.0, figure 6-1).
 pub mod reg {
@@ -211,13 +212,24 @@ impl ConfigSpace {
     }
 
     /// All 256 bytes, for [`ConfigSpace::load`].
-    pub fn save(&self) -> Vec<u8> {
-        self.bytes.to_vec()
+    pub fn save(&self) -> Bytes {
+        self.bytes.into()
     }
 
-    /// Restores the writable bits from the result of [`ConfigSpace::save`].
-    pub fn load(&mut self, saved: &[u8]) {
-        self.write(0, saved);
+    /// Checks that saved bytes are those of a function with the same identity, BARs and capabilities.
+    ///
+    /// # Errors
+    /// They are not. Names `field`.
+    pub fn check(&self, saved: &Bytes, field: &'static str) -> Result<(), RestoreError> {
+        let saved = saved.array::<SIZE>(field)?;
+        let differs = |(at, byte): (usize, u8)| (byte ^ self.initial[at]) & !self.writable[at] != 0;
+        let same = !saved.into_iter().enumerate().any(differs);
+        check(same, field, "has another identity, BARs or capabilities")
+    }
+
+    /// Restores the writable bits from bytes that passed [`ConfigSpace::check`].
+    pub fn load(&mut self, saved: &Bytes) {
+        self.write(0, &saved.0);
     }
 
     /// Sets bytes and their power-on values.

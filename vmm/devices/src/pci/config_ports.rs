@@ -10,7 +10,7 @@ use crate::bus::BusDevice;
 
 const ENABLE: u32 = 1 << 31;
 /// Enable, bus, device, function and dword-aligned register; the reserved bits read as zero.
-const IMPLEMENTED: u32 = 0x80ff_fffc;
+pub(super) const IMPLEMENTED: u32 = 0x80ff_fffc;
 const DATA: u64 = 4;
 
 /// The two ports, eight bytes for the PIO bus at 0xCF8.

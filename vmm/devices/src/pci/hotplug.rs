@@ -11,9 +11,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use serde::{Deserialize, Serialize};
+
 use super::device::PciDevice;
 use super::root::{PciRoot, PciRootError, SLOTS};
 use crate::bus::BusDevice;
+use crate::component::{Component, ComponentState, RestoreError, SaveError, check};
 
 /// Length of the register block in bytes.
 pub const REGISTERS: u64 = 12;
@@ -95,17 +98,6 @@ impl PciHotplug {
         Ok(())
     }
 
-    /// Handles a VM reboot. The next boot scans every slot, so no notification is pending, and no driver uses the
-    /// functions whose removal was requested: they are ejected now.
-    pub fn reset(&self) {
-        let removal_requested = {
-            let mut slots = self.slots();
-            (slots.up, slots.down) = (0, 0);
-            slots.removal_requested
-        };
-        self.eject(removal_requested);
-    }
-
     fn eject(&self, requested: u32) {
         let granted = {
             let mut slots = self.slots();
@@ -125,6 +117,55 @@ impl PciHotplug {
 
     fn slots(&self) -> MutexGuard<'_, SlotBits> {
         self.slots.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// The registers, and the slots that the guest may eject. A bit is a slot.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HotplugState {
+    up: u32,
+    down: u32,
+    removal_requested: u32,
+}
+
+impl Component for PciHotplug {
+    /// The next boot scans every slot, so no notification is pending, and no driver uses the functions whose removal
+    /// was requested: they are ejected now.
+    fn reset(&self) {
+        let removal_requested = {
+            let mut slots = self.slots();
+            (slots.up, slots.down) = (0, 0);
+            slots.removal_requested
+        };
+        self.eject(removal_requested);
+    }
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        let slots = self.slots();
+        ComponentState::new(&HotplugState {
+            up: slots.up,
+            down: slots.down,
+            removal_requested: slots.removal_requested,
+        })
+    }
+
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        let state: HotplugState = state.parse()?;
+        let occupied = (1..SLOTS).filter(|slot| self.root.is_occupied(*slot));
+        let occupied = occupied.fold(0, |bits, slot| bits | 1_u32 << slot);
+        let plugged = |bits: u32| bits & !occupied == 0;
+        check(plugged(state.up), "up", "has a slot without a function")?;
+        let removable = plugged(state.removal_requested);
+        check(removable, "removal_requested", "has a slot without a function")?;
+        let requested = state.down & !state.removal_requested == 0;
+        check(requested, "down", "has a slot whose removal was not requested")?;
+        *self.slots() = SlotBits {
+            up: state.up,
+            down: state.down,
+            removal_requested: state.removal_requested,
+        };
+        Ok(())
     }
 }
 
@@ -260,5 +301,42 @@ mod tests {
         }
         assert_eq!((m.read(0), m.read(4)), (2, 2));
         assert!(m.root.function(1).is_some());
+    }
+
+    #[test]
+    fn pending_notifications_and_removals_are_saved() {
+        let old = machine();
+        let new = machine();
+        for m in [&old, &new] {
+            for slot in [5, 6] {
+                m.root.add(slot, FakeFunction::new(slot, 0)).unwrap();
+            }
+        }
+        old.hotplug.add(7, FakeFunction::new(7, 0)).unwrap();
+        old.hotplug.request_removal(5).unwrap();
+        let state = old.hotplug.save().unwrap();
+        let error = new.hotplug.restore(&state).unwrap_err().to_string();
+        assert_eq!(error, "field \"up\": has a slot without a function");
+        new.root.add(7, FakeFunction::new(7, 0)).unwrap();
+        new.hotplug.restore(&state).unwrap();
+        assert_eq!((new.read(0), new.read(4)), (1 << 7, 1 << 5));
+        new.hotplug.write(8, &u32::MAX.to_le_bytes());
+        assert_eq!(new.ejected(), [5]);
+    }
+
+    #[test]
+    fn slots_that_cannot_be_ejected_are_refused() {
+        let m = machine();
+        m.root.add(5, FakeFunction::new(5, 0)).unwrap();
+        let restore = |up: u32, down: u32, removal_requested: u32| {
+            let state = serde_json::json!({
+                "up": up, "down": down, "removal_requested": removal_requested
+            });
+            m.hotplug.restore(&state.into())
+        };
+        for (up, down, requested) in [(1, 0, 0), (0, 0, 1), (0, 1 << 5, 0), (0, 0, 1 << 6)] {
+            assert!(restore(up, down, requested).is_err(), "{up} {down} {requested}");
+        }
+        assert!(restore(1 << 5, 1 << 5, 1 << 5).is_ok());
     }
 }

@@ -4,10 +4,13 @@
 //! without a reload bites. The first stage's interrupt is not raised: no driver asks for it. Linux drives it with
 //! `i6300esb`.
 
+mod state;
 mod timer;
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use self::timer::{PRELOAD_MASK, Scale, Timer};
 use super::config::{ConfigError, Identity};
@@ -51,7 +54,8 @@ type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 pub type WatchdogTimer = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 /// How far a guest is with unlocking the registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Access {
     Closed,
     HalfOpen,
@@ -236,22 +240,6 @@ impl I6300esb {
         }
         self.arm(&mut state);
         bites
-    }
-
-    /// Stops the timer while the machine is paused.
-    pub fn pause(&self) {
-        let mut state = self.state();
-        state.paused_at = Some(self.now(&state));
-        self.disarm(&mut state);
-    }
-
-    /// Continues after [`I6300esb::pause`], with the time that was left.
-    pub fn resume(&self) {
-        let mut state = self.state();
-        if let Some(at) = state.paused_at.take() {
-            state.skipped = (self.clock)().saturating_sub(at);
-        }
-        self.arm(&mut state);
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 
 use super::*;
+use crate::component::Component;
+use crate::component::testing::{mutate, mutation};
 
 const BAR: u64 = 0x80_0010_0000;
 const SECOND: u64 = 1000;
@@ -116,7 +118,7 @@ fn it_bites_after_both_stages_and_the_driver_can_tell_after_the_reset() {
     assert_eq!(rig.pass(4 * SECOND), [4028]);
     assert_eq!(rig.reload_register(), 0x200);
     assert_eq!(rig.config(0x68), 0, "disabled");
-    rig.device.reset();
+    PciDevice::reset(&rig.device);
     assert_eq!(rig.reload_register(), 0x200);
     rig.device.bar_write(0, 0x0c, &[0, 2]);
     assert_eq!(rig.reload_register(), 0x200, "the registers are locked");
@@ -167,7 +169,7 @@ fn time_stands_still_while_the_machine_is_paused() {
     let bites = rig.pass(10 * SECOND);
     assert!((104_000..=104_100).contains(&bites[0]), "{bites:?}");
     rig.device.pause();
-    rig.device.reset();
+    PciDevice::reset(&rig.device);
     rig.start(4);
     let start = rig.clock.load(Ordering::Relaxed);
     let bites = rig.pass(10 * SECOND);
@@ -205,7 +207,7 @@ fn a_locked_watchdog_cannot_be_stopped_before_a_reset() {
     rig.device.config_write(0x68, &[0]);
     assert_eq!(rig.config(0x68), 3);
     assert_eq!(rig.pass(5 * SECOND).len(), 1);
-    rig.device.reset();
+    PciDevice::reset(&rig.device);
     rig.device.config_write(0x68, &[4]);
     assert_eq!(rig.config(0x68), 4);
 }
@@ -308,8 +310,78 @@ proptest! {
                     rig.device.resume();
                     paused = false;
                 }
-                Step::Reset => rig.device.reset(),
+                Step::Reset => PciDevice::reset(&rig.device),
             }
         }
+    }
+
+    /// A watchdog that is saved and restored between any two accesses bites when one that is only paused does, and its
+    /// registers read the same.
+    #[test]
+    fn a_restored_watchdog_continues(steps in prop::collection::vec(step(), 0..60)) {
+        let plain = rig();
+        let mut saved = rig();
+        [&plain, &saved].into_iter().for_each(|rig| rig.start(1));
+        for step in steps {
+            match step {
+                Step::Config(at, data) => {
+                    [&plain, &saved].into_iter().for_each(|rig| rig.device.config_write(at, &data));
+                }
+                Step::Bar(at, data) => {
+                    [&plain, &saved].into_iter().for_each(|rig| rig.device.bar_write(0, at, &data));
+                }
+                Step::Unlock => {
+                    [&plain, &saved].into_iter().for_each(Rig::unlock);
+                }
+                Step::Pass(ms) => {
+                    let bites = [&plain, &saved].map(|rig| rig.pass(8 * ms).len());
+                    prop_assert_eq!(bites[0], bites[1]);
+                }
+                Step::Pause | Step::Resume => {
+                    plain.device.pause();
+                    plain.device.resume();
+                    saved.device.pause();
+                    let state = saved.device.save().unwrap();
+                    saved = rig();
+                    saved.clock.store(12_345, Ordering::Relaxed);
+                    saved.device.restore(&state).unwrap();
+                    saved.clock.fetch_add(777, Ordering::Relaxed);
+                    prop_assert_eq!(saved.device.save().unwrap(), state);
+                    saved.device.resume();
+                }
+                Step::Reset => {
+                    [&plain, &saved].into_iter().for_each(|rig| PciDevice::reset(&rig.device));
+                }
+            }
+            let registers = [&plain, &saved].map(|rig| {
+                let mut bytes = [0; 16];
+                rig.device.bar_read(0, 0, &mut bytes);
+                let config: Vec<_> = (0..=255).map(|at| rig.config(at)).collect();
+                (bytes, config)
+            });
+            prop_assert_eq!(&registers[0], &registers[1]);
+        }
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_or_harmless(
+        start in any::<bool>(),
+        changes in prop::collection::vec(mutation(), 1..4),
+    ) {
+        let rig = rig();
+        if start {
+            rig.start(2);
+        }
+        prop_assert!(matches!(rig.device.save(), Err(crate::component::SaveError::Running)));
+        rig.device.pause();
+        let fresh = rig.device.save().unwrap();
+        let mut state = fresh.clone();
+        changes.iter().for_each(|(place, change)| mutate(&mut state, *place, change));
+        if rig.device.restore(&state).is_err() {
+            prop_assert_eq!(rig.device.save().unwrap(), fresh);
+        }
+        rig.device.resume();
+        rig.pass(10);
+        rig.start(1);
     }
 }

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// One cycle of the PCI bus, which the timer counts.
 const CYCLE: Duration = Duration::from_nanos(30);
 /// Shortest stage. A guest cannot have the host's timer go off more often.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// Longest stage.
+pub(super) const LONGEST: Duration = CYCLE.saturating_mul(PRELOAD_MASK).saturating_mul(1 << 15);
 /// The preload registers have 20 bits.
 pub(super) const PRELOAD_MASK: u32 = 0xf_ffff;
 
@@ -19,8 +23,9 @@ pub(super) enum Scale {
     Mhz,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Stage {
     First,
     Second,
 }
@@ -72,6 +77,16 @@ impl Timer {
             }
             _ => false,
         }
+    }
+
+    /// The present stage and the time that is left of it, while the timer runs.
+    pub(super) fn left(&self, now: Duration) -> Option<(Stage, Duration)> {
+        self.running.map(|(stage, due)| (stage, due.saturating_sub(now)))
+    }
+
+    /// Continues a stage of which `left` is left, or stops.
+    pub(super) fn set_left(&mut self, running: Option<(Stage, Duration)>, now: Duration) {
+        self.running = running.map(|(stage, left)| (stage, now.saturating_add(left)));
     }
 
     fn enter(&mut self, stage: Stage, now: Duration) {

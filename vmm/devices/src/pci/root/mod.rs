@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use super::bridge::HostBridge;
 use super::device::{Bar, PciDevice};
 use crate::bus::{Bus, BusDevice};
+
+mod state;
 
 /// Slots of the bus; the host bridge has slot 0.
 pub const SLOTS: u8 = 32;
@@ -34,6 +35,7 @@ struct SlotDecode {
 pub struct PciRoot {
     mmio: Arc<Bus>,
     windows: Vec<Range<u64>>,
+    bridge: Arc<HostBridge>,
     slots: RwLock<[Option<Arc<dyn PciDevice>>; SLOTS as usize]>,
     /// Also the lock under which `slots` and the MMIO bus change, so that they agree. Taken before a
     /// function's own lock, never the other way round.
@@ -57,10 +59,12 @@ impl PciRoot {
     /// host bridge's `_CRS`, and only where nothing else answers on `mmio`.
     pub fn new(mmio: Arc<Bus>, windows: Vec<Range<u64>>) -> Arc<Self> {
         let mut slots: [Option<Arc<dyn PciDevice>>; SLOTS as usize] = Default::default();
-        slots[0] = Some(Arc::new(HostBridge::new()));
+        let bridge = Arc::new(HostBridge::new());
+        slots[0] = Some(bridge.clone());
         Arc::new(Self {
             mmio,
             windows,
+            bridge,
             slots: RwLock::new(slots),
             decode: Mutex::default(),
             config_address: AtomicU32::new(0),
@@ -109,20 +113,9 @@ impl PciRoot {
         self.function(slot).is_some()
     }
 
-    /// Resets every function and its BARs to the power-on state, on a VM reboot.
-    pub fn reset(&self) {
-        self.config_address.store(0, Relaxed);
-        for slot in 0..SLOTS {
-            if let Some(device) = self.function(slot) {
-                device.reset();
-            }
-        }
-        self.refresh();
-    }
-
     /// Maps the BARs of every function as they are now. Needed after something other than the guest changed
-    /// configuration space, such as a restored snapshot.
-    pub fn refresh(&self) {
+    /// configuration space: a reset or a restore.
+    pub(crate) fn refresh(&self) {
         let mut decode = self.decode();
         for slot in 0..SLOTS {
             self.update_bars(&mut decode, slot);

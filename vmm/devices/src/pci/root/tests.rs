@@ -1,8 +1,11 @@
 //! Slots and BARs of the root bus.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::component::Component;
 use crate::pci::fake::{Event, FAKE_BAR, FakeFunction};
 
 const WINDOW: Range<u64> = 0x80_0000_0000..0x80_0010_0000;
@@ -34,6 +37,13 @@ impl Machine {
 
     fn write(&self, slot: u8, register: u64, data: &[u8]) {
         self.ecam.write(u64::from(slot) << 15 | register, data);
+    }
+
+    /// Resets the functions, then the bus.
+    fn reset(&self) {
+        let functions = (1..SLOTS).filter_map(|slot| self.root.function(slot));
+        functions.for_each(|function| function.reset());
+        Component::reset(&*self.root);
     }
 
     fn decode(&self, slot: u8, on: bool) {
@@ -187,7 +197,7 @@ fn reset_puts_bars_back_and_stops_decoding() {
     let function = m.add(1, A);
     m.decode(1, true);
     m.write(1, 0x10, &B.to_le_bytes());
-    m.root.reset();
+    m.reset();
     assert_eq!((m.at(A), m.at(B)), (None, None));
     assert_eq!(function.log()[3..], [Event::Reset, Event::Placed(None)]);
     m.decode(1, true);
@@ -245,7 +255,7 @@ proptest! {
                     prop_assert_eq!(removed, functions[usize::from(slot)].take().is_some());
                     told[usize::from(slot)] = None;
                 }
-                Step::Reset => m.root.reset(),
+                Step::Reset => m.reset(),
             }
             for (function, told) in functions.iter().zip(&mut told) {
                 for event in function.iter().flat_map(|f| f.log()) {
@@ -270,4 +280,36 @@ proptest! {
             prop_assert!(on_bus.iter().all(|slot| functions[usize::from(*slot)].is_some()));
         }
     }
+}
+
+#[test]
+fn the_bus_and_its_bridge_are_saved_and_moved_bars_are_found() {
+    let m = machine();
+    m.add(1, A);
+    m.write(0, 0x3c, &[9]);
+    m.root.config_address.store(0x8000_0800, Relaxed);
+    let state = m.root.save().unwrap();
+
+    let twin = machine();
+    let function = twin.add(1, A);
+    // What the function's own restore does, without the bus.
+    function.config_write(4, &[6, 0]);
+    function.config_write(0x10, &B.to_le_bytes());
+    assert_eq!(twin.at(B), None);
+    twin.root.restore(&state).unwrap();
+    assert_eq!((twin.at(B), read(&*twin.ecam, 0x3c)), (Some(1), [9]));
+    assert_eq!(twin.root.config_address.load(Relaxed), 0x8000_0800);
+    twin.reset();
+    assert_eq!((twin.at(B), read(&*twin.ecam, 0x3c)), (None, [0]));
+
+    let mut other: serde_json::Value = state.into();
+    other["config_address"] = u32::MAX.into();
+    assert!(twin.root.restore(&other.clone().into()).is_err());
+    other["config_address"] = 0.into();
+    other["bridge"] = serde_json::to_value(crate::component::Bytes(vec![0; 256])).unwrap();
+    let error = twin.root.restore(&other.into()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "field \"bridge\": has another identity, BARs or capabilities"
+    );
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Error, Queue, QueueState};
 
+use crate::component::Bytes;
 use crate::pci::msix::MsixEntryState;
 
 /// Version of [`TransportState`] that this program writes.
@@ -16,7 +17,7 @@ pub struct TransportState {
     /// Virtio device ID.
     pub device_type: u32,
     /// PCI configuration space.
-    pub config_space: Vec<u8>,
+    pub config_space: Bytes,
     /// Device status.
     pub status: u8,
     /// ISR status.

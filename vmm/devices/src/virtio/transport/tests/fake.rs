@@ -11,9 +11,10 @@ use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
+use crate::component::Component;
 use crate::ioeventfd::IoEventFds;
-use crate::pci::PciRoot;
 use crate::pci::fake::FakeMsi;
+use crate::pci::{PciDevice, PciRoot};
 use crate::virtio::transport::{VirtioPci, status};
 use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 use crate::{GuestMem, GuestMemMmap};
@@ -237,6 +238,12 @@ impl Machine {
             pci,
             bar: WINDOW,
         }
+    }
+
+    /// Resets the function and its bus.
+    pub fn reboot(&self) {
+        PciDevice::reset(&*self.pci);
+        Component::reset(&*self.root);
     }
 
     pub fn config<const N: usize>(&self, register: u64) -> [u8; N] {

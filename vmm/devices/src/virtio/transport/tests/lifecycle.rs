@@ -187,7 +187,7 @@ fn a_reboot_ends_a_pause() {
     let (m, device) = machine();
     m.start();
     m.pci.pause();
-    m.root.reset();
+    m.reboot();
     m.start();
     assert_eq!((m.status(), device.journal().activations), (0xf, 2));
     m.pci.resume();
@@ -299,7 +299,7 @@ fn a_reboot_leaves_nothing_behind() {
     m.pci.resume();
     m.start();
     m.move_bar(WINDOW + BAR_SIZE);
-    m.root.reset();
+    m.reboot();
     assert!(device.journal().queues.is_none() && m.ioeventfds.addresses().is_empty());
     assert!(!m.mmio.read(WINDOW + BAR_SIZE, &mut [0]));
     let mut state = m.pci.quiesce();

@@ -120,10 +120,10 @@ fn apply(m: &mut Machine, device: &FakeDevice, step: Step) {
             m.pci.resume();
             m.root.refresh();
         }
-        Step::Reboot => m.root.reset(),
+        Step::Reboot => m.reboot(),
         Step::Reload => {
             let state = m.pci.quiesce();
-            m.root.reset();
+            m.reboot();
             m.pci.restore(&state).unwrap();
             m.root.refresh();
         }
@@ -171,7 +171,7 @@ proptest! {
         }
         device.journal().fail = None;
         m.pci.resume();
-        m.root.reset();
+        m.reboot();
         m.bar = WINDOW;
         m.start();
         prop_assert_eq!((m.status(), device.journal().queues.is_some()), (0xf, true), "a reboot heals all");

@@ -1,0 +1,45 @@
+//! What the root bus itself keeps over a snapshot. Each function is a part of its own.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde::{Deserialize, Serialize};
+
+use super::PciRoot;
+use crate::component::{Bytes, Component, ComponentState, RestoreError, SaveError, check};
+use crate::pci::config_ports::IMPLEMENTED;
+use crate::pci::device::PciDevice;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RootState {
+    /// The address register of configuration mechanism #1.
+    config_address: u32,
+    /// Configuration space of the host bridge.
+    bridge: Bytes,
+}
+
+/// The functions are reset and restored before: the bus then maps their BARs where they are now.
+impl Component for PciRoot {
+    fn reset(&self) {
+        self.config_address.store(0, Relaxed);
+        self.bridge.reset();
+        self.refresh();
+    }
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&RootState {
+            config_address: self.config_address.load(Relaxed),
+            bridge: self.bridge.save(),
+        })
+    }
+
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        let state: RootState = state.parse()?;
+        let implemented = state.config_address & !IMPLEMENTED == 0;
+        check(implemented, "config_address", "has reserved bits")?;
+        self.bridge.restore(&state.bridge, "bridge")?;
+        self.config_address.store(state.config_address, Relaxed);
+        self.refresh();
+        Ok(())
+    }
+}
