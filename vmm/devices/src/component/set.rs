@@ -99,6 +99,12 @@ impl Components {
         self.0.retain(|(other, ..)| *other != stage);
     }
 
+    /// Resets the parts of a stage.
+    pub fn reset_stage(&self, stage: Stage) {
+        let of_stage = self.0.iter().filter(|(other, ..)| *other == stage);
+        of_stage.for_each(|(.., component)| component.reset());
+    }
+
     fn in_order(&self) -> impl DoubleEndedIterator<Item = (&String, &Arc<dyn Component>)> {
         self.0.iter().map(|(_, name, component)| (name, component))
     }
@@ -236,6 +242,7 @@ mod tests {
         set.pause();
         set.resume();
         set.reset();
+        set.reset_stage(Stage::Bus);
         let expected = [
             "pause disk",
             "pause pci",
@@ -246,6 +253,7 @@ mod tests {
             "reset disk",
             "reset pci",
             "reset rtc",
+            "reset pci",
         ];
         assert_eq!(*log.lock().unwrap(), expected);
     }

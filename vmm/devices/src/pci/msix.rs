@@ -42,6 +42,7 @@ struct Vector {
 
 /// A table entry as a snapshot keeps it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct MsixEntryState {
     /// Message address.
     pub address: u64,

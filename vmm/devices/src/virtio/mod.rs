@@ -10,6 +10,7 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::GuestMem;
+use crate::component::{ComponentState, RestoreError, SaveError};
 
 pub mod balloon;
 pub mod chain;
@@ -59,6 +60,25 @@ pub trait VirtioDevice: Send {
     /// are returned, so that [`VirtioDevice::activate`] with them continues where it stopped. Returns `None` if the
     /// device is not active.
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>>;
+    /// All that the device holds beside the transport's registers and the queues, as far as the driver or the host's
+    /// end can tell. The device is not active.
+    ///
+    /// # Errors
+    /// The device holds what cannot be saved, or cannot be saved at all.
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        Err(SaveError::Refused("this kind of device cannot be saved".into()))
+    }
+    /// Restores a result of [`VirtioDevice::save`], of a device that was built in the same way. The device is not
+    /// active. `features` are those that the driver has accepted, 0 before it has; they were offered.
+    ///
+    /// # Errors
+    /// The state does not fit the device, which is unchanged then.
+    fn restore(&mut self, _state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        Err(RestoreError::field(
+            "device",
+            "this kind of device cannot be restored",
+        ))
+    }
 }
 
 /// The arguments of [`VirtioDevice::activate`].

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_seccomp::ThreadRole;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -11,6 +12,7 @@ use super::chain::Segment;
 use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space};
 use crate::GuestMemMmap;
+use crate::component::{ComponentState, RestoreError, SaveError};
 
 mod private_file;
 
@@ -32,6 +34,14 @@ struct Shared {
     target: AtomicU32,
     actual: AtomicU32,
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+}
+
+/// Sizes in pages of 4 KiB.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BalloonState {
+    target: u32,
+    actual: u32,
 }
 
 /// Host-side control of a [`Balloon`]. Usable from any thread and in any device state.
@@ -185,6 +195,20 @@ impl VirtioDevice for Balloon {
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
         self.worker.take()?.stop()
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&BalloonState {
+            target: self.shared.target.load(Ordering::Relaxed),
+            actual: self.shared.actual.load(Ordering::Relaxed),
+        })
+    }
+
+    fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        let state: BalloonState = state.parse()?;
+        self.shared.target.store(state.target, Ordering::Relaxed);
+        self.shared.actual.store(state.actual, Ordering::Relaxed);
+        Ok(())
     }
 }
 

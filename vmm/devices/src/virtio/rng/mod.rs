@@ -3,6 +3,7 @@
 use std::io;
 
 use husk_seccomp::ThreadRole;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -10,12 +11,18 @@ use super::chain::Segment;
 use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice};
 use crate::GuestMemMmap;
+use crate::component::{ComponentState, RestoreError, SaveError};
 
 /// Most bytes returned for one request.
 const REQUEST_MAX: usize = 64 << 10;
 
 /// Bytes requested from `getrandom(2)` at a time.
 const DRAW: usize = 1024;
+
+/// The device holds nothing.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RngState {}
 
 /// An entropy device that reads the host kernel's random number generator.
 #[derive(Debug, Default)]
@@ -79,6 +86,14 @@ impl VirtioDevice for Rng {
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
         self.worker.take()?.stop()
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&RngState {})
+    }
+
+    fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        state.parse::<RngState>().map(|_| ())
     }
 }
 

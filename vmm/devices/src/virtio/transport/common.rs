@@ -4,6 +4,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
 use super::interrupt::{TransportInterrupt, status};
 use super::state::{CommonState, QueueRegisters, RingState};
+use crate::component::{RestoreError, check};
 
 /// Bytes of the structure: up to and including `queue_reset`.
 pub(super) const SIZE: u32 = 0x3c;
@@ -69,16 +70,30 @@ impl CommonConfig {
         &self.state
     }
 
-    /// Checks that a saved state fits this device. The error names what differs.
-    pub fn check(&self, state: &CommonState, saved_status: u8) -> Result<(), &'static str> {
-        if state.queues.len() != self.max_sizes.len() {
-            return Err("queues");
-        }
+    /// Checks that a saved state fits this device and the status that was saved with it.
+    pub fn check(&self, state: &CommonState, saved_status: u8) -> Result<(), RestoreError> {
+        let same = state.queues.len() == self.max_sizes.len();
+        check(same, "common.queues", "has another number of queues")?;
+        let sizes = state.queues.iter().zip(&self.max_sizes);
+        let valid =
+            |(queue, max): (&QueueRegisters, &u16)| queue.size.is_power_of_two() && queue.size <= *max;
+        let valid = sizes.into_iter().all(valid);
+        check(valid, "common.queues", "has a size that the queue cannot have")?;
+        let known = saved_status & !(DRIVER_STATUS | status::NEEDS_RESET) == 0;
+        check(known, "status", "has an unknown bit")?;
         let negotiated = saved_status & status::FEATURES_OK != 0;
-        if negotiated && !self.acceptable(&state.driver_features) {
-            return Err("features");
-        }
-        Ok(())
+        let ready = saved_status & status::DRIVER_OK != 0;
+        check(
+            negotiated || !ready,
+            "status",
+            "has DRIVER_OK without FEATURES_OK",
+        )?;
+        let offered = !negotiated || self.acceptable(&state.driver_features);
+        check(
+            offered,
+            "common.driver_features",
+            "has features that the device does not offer",
+        )
     }
 
     /// Restores a state that passed [`CommonConfig::check`].
@@ -88,8 +103,7 @@ impl CommonConfig {
 
     /// The features both sides accepted.
     pub fn features(&self) -> u64 {
-        let [low, high, ..] = self.state.driver_features;
-        u64::from(high) << 32 | u64::from(low)
+        self.state.features()
     }
 
     pub fn max_size(&self, queue: u16) -> Option<u16> {
@@ -98,10 +112,7 @@ impl CommonConfig {
 
     /// The enabled queues, as yet unused.
     pub fn rings(&self) -> Vec<RingState> {
-        let enabled = (0..).zip(&self.state.queues).filter(|(_, queue)| queue.enabled);
-        enabled
-            .map(|(index, queue)| RingState::fresh(index, queue))
-            .collect()
+        self.state.rings()
     }
 
     /// A read of any width at any offset; unimplemented registers read as zero. Reading has no side effects.

@@ -11,7 +11,7 @@ use super::common::{CommonConfig, StatusChange};
 use super::interrupt::{TransportInterrupt, status};
 use super::layout::Capabilities;
 use super::rings::QueueRings;
-use super::state::{RestoreError, RingState, TransportState, VERSION};
+use super::state::RingState;
 use crate::GuestMem;
 use crate::ioeventfd::IoEventFds;
 use crate::pci::ConfigSpace;
@@ -19,21 +19,20 @@ use crate::virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
 /// The registers and the device behind them.
 pub(super) struct VirtioFunction {
-    interrupt: Arc<TransportInterrupt>,
-    capabilities: Capabilities,
+    pub interrupt: Arc<TransportInterrupt>,
+    pub capabilities: Capabilities,
     pub space: ConfigSpace,
     pub common: CommonConfig,
-    device: Box<dyn VirtioDevice>,
+    pub device: Box<dyn VirtioDevice>,
     /// Set from DRIVER_OK until a reset or a failure.
     pub rings: Option<QueueRings>,
     mem: GuestMem,
     ioeventfds: Arc<dyn IoEventFds>,
     /// Guest-physical address of the BAR, if decoded.
     pub mapped: Option<u64>,
-    pub quiesced: bool,
-    pub paused: Option<TransportState>,
+    pub paused: bool,
     /// The device panicked in its reset and is unusable until a reset succeeds.
-    broken: bool,
+    pub broken: bool,
 }
 
 impl VirtioFunction {
@@ -56,14 +55,13 @@ impl VirtioFunction {
             mem,
             ioeventfds,
             mapped: None,
-            quiesced: false,
-            paused: None,
+            paused: false,
             broken: false,
         }
     }
 
     /// Calls the device and turns a panic into an error.
-    fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Result<R, String> {
+    pub fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Result<R, String> {
         catch_unwind(AssertUnwindSafe(|| f(&mut *self.device)))
             .map_err(|_| format!("device panicked in {what}"))
     }
@@ -102,15 +100,16 @@ impl VirtioFunction {
         }
     }
 
-    pub fn unquiesce(&mut self) {
-        self.quiesced = false;
+    /// Stops or continues the device.
+    pub fn set_paused(&mut self, paused: bool) {
+        self.paused = paused;
         self.reconcile();
     }
 
     /// Activates or quiesces the device according to bus mastering, pause state and device status.
     pub fn reconcile(&mut self) {
         let active = self.rings.as_ref().map(|rings| !rings.is_parked());
-        let wanted = self.space.is_master() && !self.quiesced;
+        let wanted = self.space.is_master() && !self.paused;
         let works = !self.interrupt.has(status::NEEDS_RESET);
         let outcome = match active {
             Some(false) if wanted && works => self.activate(),
@@ -183,7 +182,7 @@ impl VirtioFunction {
         }
     }
 
-    fn drop_rings(&mut self) {
+    pub fn drop_rings(&mut self) {
         if let Some(mut rings) = self.rings.take() {
             rings.update_ioeventfds(None, &*self.ioeventfds);
         }
@@ -195,72 +194,5 @@ impl VirtioFunction {
         self.broken = self.call("reset", |device| device.reset()).is_err();
         self.common.reset();
         self.interrupt.reset();
-    }
-
-    pub fn save(&self) -> TransportState {
-        let vectors = 0..self.common.state().queues.len();
-        TransportState {
-            version: VERSION,
-            device_type: self.device.device_type(),
-            config_space: self.space.save(),
-            status: self.interrupt.status(),
-            isr: self.interrupt.isr(),
-            generation: self.interrupt.generation(),
-            common: self.common.state().clone(),
-            config_vector: self.interrupt.config_vector(),
-            queue_vectors: vectors.map(|queue| self.interrupt.queue_vector(queue)).collect(),
-            msix: self.interrupt.msix().save(),
-            rings: self
-                .rings
-                .as_ref()
-                .and_then(|rings| rings.parked().map(<[RingState]>::to_vec)),
-        }
-    }
-
-    pub fn restore(&mut self, state: &TransportState) -> Result<(), RestoreError> {
-        if state.version != VERSION {
-            return Err(RestoreError::Version(state.version));
-        }
-        if state.device_type != self.device.device_type() {
-            return Err(RestoreError::Mismatch("device types"));
-        }
-        self.common
-            .check(&state.common, state.status)
-            .map_err(RestoreError::Mismatch)?;
-        if state.msix.len() != usize::from(self.interrupt.msix().len()) {
-            return Err(RestoreError::Mismatch("vectors"));
-        }
-        if self.rings.as_ref().is_some_and(|rings| !rings.is_parked()) {
-            return Err(RestoreError::Running);
-        }
-        let states = state.rings.as_deref();
-        let ready = status::DRIVER_OK | status::FEATURES_OK;
-        let ascending = states.unwrap_or_default().is_sorted_by(|a, b| a.index < b.index);
-        if !ascending || states.is_some() && state.status & ready != ready {
-            return Err(RestoreError::Mismatch("rings"));
-        }
-        // Keep the kick events and ioeventfds of unchanged queues, so that no notification is lost.
-        match (&mut self.rings, states) {
-            (Some(rings), Some(states)) if rings.matches(states) => rings.park(states.to_vec()),
-            (_, states) => {
-                let rings = states
-                    .map(|states| QueueRings::new(states.to_vec()))
-                    .transpose()?;
-                self.drop_rings();
-                self.rings = rings;
-            }
-        }
-        self.space.load(&state.config_space);
-        self.common.load(&state.common);
-        self.interrupt
-            .msix()
-            .load(self.capabilities.msix_control(&self.space), &state.msix);
-        self.interrupt.map_config(state.config_vector);
-        for (queue, vector) in state.queue_vectors.iter().enumerate() {
-            self.interrupt.map_queue(queue, *vector);
-        }
-        self.interrupt.load(state.status, state.isr, state.generation);
-        self.unquiesce();
-        Ok(())
     }
 }

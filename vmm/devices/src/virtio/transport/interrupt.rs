@@ -137,8 +137,7 @@ impl TransportInterrupt {
     /// Restores a saved status. Interrupts raised since it was saved stay raised. The generation advances, because
     /// the device's configuration may have changed in between.
     pub fn load(&self, status: u8, isr: u8, generation: u8) {
-        self.status.fetch_and(status::NEEDS_RESET, Ordering::AcqRel);
-        self.set_status(status);
+        self.status.store(status, Ordering::Release);
         self.isr.fetch_or(isr, Ordering::AcqRel);
         self.generation
             .store(generation.wrapping_add(1), Ordering::Release);

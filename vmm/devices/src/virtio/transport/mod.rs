@@ -7,8 +7,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{VirtioDevice, VirtioInterrupt};
+use super::VirtioDevice;
 use crate::GuestMem;
+use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::ioeventfd::IoEventFds;
 use crate::msi::MsiAllocator;
 use crate::pci::config::ConfigError;
@@ -19,6 +20,7 @@ mod function;
 mod interrupt;
 mod layout;
 mod rings;
+mod snapshot;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -29,7 +31,7 @@ use interrupt::TransportInterrupt;
 pub use interrupt::{NO_VECTOR, status};
 pub use layout::{BAR_SIZE, MAX_QUEUES};
 use layout::{Capabilities, Region};
-pub use state::{CommonState, QueueRegisters, RestoreError, RingState, TransportState, VERSION};
+pub use state::{CommonState, QueueRegisters, RingState, TransportState};
 
 /// Errors of making a device a PCI function.
 #[derive(Debug, thiserror::Error)]
@@ -118,43 +120,6 @@ impl VirtioPci {
         self.interrupt.name()
     }
 
-    /// Stops the device until [`VirtioPci::resume`] or a reset. The vCPUs are stopped before. Idempotent.
-    pub fn pause(&self) {
-        let state = self.quiesce();
-        self.function().paused.get_or_insert(state);
-    }
-
-    /// Ends [`VirtioPci::pause`] by restoring the state it kept. If that fails, the device needs a reset.
-    pub fn resume(&self) {
-        let paused = self.function().paused.take();
-        match paused {
-            Some(state) => {
-                if let Err(error) = self.restore(&state) {
-                    self.interrupt.needs_reset(&error.to_string());
-                }
-            }
-            None => self.function().unquiesce(),
-        }
-    }
-
-    /// Stops the device without losing a request and returns the complete state of the function. It stays stopped
-    /// until [`VirtioPci::restore`], [`VirtioPci::resume`] or a reset.
-    pub fn quiesce(&self) -> TransportState {
-        let mut function = self.function();
-        function.quiesced = true;
-        function.reconcile();
-        function.save()
-    }
-
-    /// Restores a state of [`VirtioPci::quiesce`] of this function or of an identical one, and continues from there.
-    /// BARs may have moved: the caller then calls [`crate::pci::PciRoot::refresh`].
-    ///
-    /// # Errors
-    /// The state does not fit this function or the device is running. Nothing changes.
-    pub fn restore(&self, state: &TransportState) -> Result<(), RestoreError> {
-        self.function().restore(state)
-    }
-
     /// Number of the `len` bytes at `offset` that lie in device configuration. `None` if the first does not.
     fn inside_config(&self, offset: u64, len: usize) -> Option<usize> {
         let rest = u64::from(self.config_size)
@@ -171,6 +136,29 @@ impl VirtioPci {
 impl Drop for VirtioPci {
     fn drop(&mut self) {
         self.function().reset_device();
+    }
+}
+
+impl Component for VirtioPci {
+    fn reset(&self) {
+        PciDevice::reset(self);
+    }
+
+    fn pause(&self) {
+        self.function().set_paused(true);
+    }
+
+    fn resume(&self) {
+        self.function().set_paused(false);
+    }
+
+    fn save(&self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&self.function().save()?)
+    }
+
+    /// BARs may have moved: [`crate::pci::PciRoot`] is restored after the function.
+    fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
+        self.function().restore(&state.parse()?)
     }
 }
 
@@ -267,7 +255,7 @@ impl PciDevice for VirtioPci {
     fn reset(&self) {
         let mut function = self.function();
         function.reset_device();
-        (function.quiesced, function.paused) = (false, None);
+        function.paused = false;
         function.space.reset();
         self.interrupt.msix().reset();
     }

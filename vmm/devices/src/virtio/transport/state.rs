@@ -1,19 +1,15 @@
-//! Serialized state of a virtio function, for pause and snapshot.
+//! Serialized state of a virtio function.
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Error, Queue, QueueState};
 
-use crate::component::Bytes;
+use crate::component::{Bytes, ComponentState};
 use crate::pci::msix::MsixEntryState;
 
-/// Version of [`TransportState`] that this program writes.
-pub const VERSION: u16 = 1;
-
-/// All registers that the driver configured, and the state of the queues.
+/// All registers that the driver configured, the state of the queues, and the device's own.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct TransportState {
-    /// Version of the format, [`VERSION`].
-    pub version: u16,
     /// Virtio device ID.
     pub device_type: u32,
     /// PCI configuration space.
@@ -34,10 +30,13 @@ pub struct TransportState {
     pub msix: Vec<MsixEntryState>,
     /// State of the enabled queues; `None` unless the driver is ready and the device works.
     pub rings: Option<Vec<RingState>>,
+    /// All that the device holds beside that.
+    pub device: ComponentState,
 }
 
 /// Selectors, features and queue registers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct CommonState {
     /// Selected dword of the device's features.
     pub device_feature_select: u32,
@@ -51,8 +50,25 @@ pub struct CommonState {
     pub queues: Vec<QueueRegisters>,
 }
 
+impl CommonState {
+    /// The features that the driver wrote.
+    pub(super) fn features(&self) -> u64 {
+        let [low, high, ..] = self.driver_features;
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// The enabled queues, as yet unused.
+    pub(super) fn rings(&self) -> Vec<RingState> {
+        let enabled = (0..).zip(&self.queues).filter(|(_, queue)| queue.enabled);
+        enabled
+            .map(|(index, queue)| RingState::fresh(index, queue))
+            .collect()
+    }
+}
+
 /// A queue as the driver configures it (virtio 1.2, section 4.1.4.3).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct QueueRegisters {
     /// Entries.
     pub size: u16,
@@ -68,6 +84,7 @@ pub struct QueueRegisters {
 
 /// A split virtqueue between two activations.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct RingState {
     /// Queue index.
     pub index: u16,
@@ -134,21 +151,4 @@ impl RingState {
             used_ring: self.device,
         })
     }
-}
-
-/// Errors of restoring a state.
-#[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
-    /// Written by a later version.
-    #[error("virtio state has version {0}, this program knows up to {VERSION}")]
-    Version(u16),
-    /// The state belongs to a device of another kind or with other queues.
-    #[error("virtio state belongs to another device: {0} differ")]
-    Mismatch(&'static str),
-    /// The device is serving its queues; quiesce or reset it first.
-    #[error("virtio device is running")]
-    Running,
-    /// An operating system resource was refused.
-    #[error("cannot restore virtio state: {0}")]
-    Io(#[from] std::io::Error),
 }

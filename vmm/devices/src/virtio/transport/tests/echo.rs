@@ -17,6 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::fake::{Machine, VERSION_1, WINDOW, memory};
 use crate::GuestMemMmap;
+use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::pci::PciDevice;
 use crate::virtio::transport::BAR_SIZE;
 use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice};
@@ -83,6 +84,13 @@ impl VirtioDevice for Echo {
     }
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
         Some(vec![self.0.take()?.stop().ok()?])
+    }
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&())
+    }
+    fn restore(&mut self, state: &ComponentState, features: u64) -> Result<(), RestoreError> {
+        assert_eq!(features, VERSION_1 | EVENT_IDX);
+        state.parse()
     }
 }
 
@@ -231,6 +239,36 @@ fn requests_complete_across_pause_and_bar_move() {
     driver.notify(bar);
     driver.receive();
     assert!(!m.ioeventfds.violated.load(Ordering::Relaxed));
+}
+
+#[test]
+fn requests_complete_across_save_and_restore_in_machines_that_are_built_anew() {
+    let mem = memory();
+    let guest = mem.memory();
+    let old = Machine::with_memory(Echo::default(), mem.clone());
+    let mut driver = Driver::start(&old, &guest);
+    let machines: Vec<_> = (0..20)
+        .map(|_| Machine::with_memory(Echo::default(), mem.clone()))
+        .collect();
+    for (round, new) in machines.iter().enumerate() {
+        driver.send();
+        if round % 3 == 0 {
+            driver.notify(WINDOW);
+            driver.receive();
+        } else if round % 3 == 1 {
+            // The interrupt is the old machine's or the new one's.
+            driver.notify(WINDOW);
+        }
+        let state = driver.m.save();
+        new.restore(&state).unwrap();
+        let line = driver.m.msi.line(0);
+        if line.fired() != 0 {
+            new.msi.line(0).trigger.write(1).unwrap();
+        }
+        driver.m = new;
+        new.pci.resume();
+        driver.receive();
+    }
 }
 
 #[test]

@@ -11,11 +11,11 @@ use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
-use crate::component::Component;
+use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::ioeventfd::IoEventFds;
 use crate::pci::fake::FakeMsi;
 use crate::pci::{PciDevice, PciRoot};
-use crate::virtio::transport::{VirtioPci, status};
+use crate::virtio::transport::{TransportState, VirtioPci, status};
 use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 use crate::{GuestMem, GuestMemMmap};
 
@@ -145,6 +145,14 @@ impl VirtioDevice for FakeDevice {
         let queues = journal.queues.take();
         queues.filter(|_| journal.fail != Some(Fail::LoseQueues))
     }
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        ComponentState::new(&self.journal().config)
+    }
+    fn restore(&mut self, state: &ComponentState, _: u64) -> Result<(), RestoreError> {
+        let config: [u8; 8] = state.parse()?;
+        self.journal().config = config;
+        Ok(())
+    }
 }
 
 /// A machine with one such device.
@@ -238,6 +246,18 @@ impl Machine {
             pci,
             bar: WINDOW,
         }
+    }
+
+    /// Pauses the function and saves it.
+    pub fn save(&self) -> TransportState {
+        self.pci.pause();
+        Component::save(&*self.pci).unwrap().parse().unwrap()
+    }
+
+    pub fn restore(&self, state: &TransportState) -> Result<(), RestoreError> {
+        Component::restore(&*self.pci, &ComponentState::new(state).unwrap())?;
+        self.root.refresh();
+        Ok(())
     }
 
     /// Resets the function and its bus.

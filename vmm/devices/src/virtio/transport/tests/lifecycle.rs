@@ -3,6 +3,7 @@
 use virtio_queue::QueueT;
 
 use super::fake::{self, FEATURES, Fail, MEMORY, Machine, VERSION_1, WINDOW, machine};
+use crate::component::{Component, RestoreError, SaveError};
 use crate::virtio::transport::*;
 
 #[test]
@@ -201,7 +202,7 @@ fn a_reboot_ends_a_pause() {
 #[test]
 fn a_driver_that_gets_ready_while_paused_is_served_after_it() {
     let (m, device) = machine();
-    m.pci.quiesce();
+    m.pci.pause();
     m.start();
     assert_eq!((m.status(), device.journal().activations), (0xf, 0));
     m.pci.resume();
@@ -212,55 +213,75 @@ fn a_driver_that_gets_ready_while_paused_is_served_after_it() {
 fn a_saved_state_continues_in_another_function() {
     let (m, device) = machine();
     m.start();
+    m.write(0x802, &[7]);
     device.journal().queues.as_mut().unwrap()[1]
         .queue
         .set_next_avail(9);
-    let saved = serde_json::to_string(&m.pci.quiesce()).unwrap();
-    let state: TransportState = serde_json::from_str(&saved).unwrap();
+    assert!(matches!(m.pci.save(), Err(SaveError::Running)));
+    let state = m.save();
+    let text = serde_json::to_string(&m.pci.save().unwrap()).unwrap();
 
     let (other, twin) = machine();
-    other.pci.restore(&state).unwrap();
+    Component::restore(&*other.pci, &serde_json::from_str(&text).unwrap()).unwrap();
     other.root.refresh();
-    assert_eq!(
-        (
-            other.status(),
-            other.word(0x10),
-            other.msi.line(2).routed().unwrap().data
-        ),
-        (0xf, 3, 2)
-    );
-    assert_eq!(other.ioeventfds.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
-    assert_eq!(twin.journal().queues.as_ref().unwrap()[1].queue.next_avail(), 9);
-    assert!(matches!(other.pci.restore(&state), Err(RestoreError::Running)));
-    let mut again = other.pci.quiesce();
+    let message = other.msi.line(2).routed().unwrap().data;
+    assert_eq!((other.status(), other.word(0x10), message), (0xf, 3, 2));
+    assert!(twin.journal().queues.is_none(), "it stays paused");
+    let mut again = other.save();
     again.generation = state.generation;
     assert_eq!(again, state);
+    assert_eq!(other.ioeventfds.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
+    other.pci.resume();
+    assert_eq!(twin.journal().queues.as_ref().unwrap()[1].queue.next_avail(), 9);
+    assert_eq!(other.read::<1>(0x802), [7]);
+    assert!(matches!(other.restore(&state), Err(RestoreError::Running)));
 }
 
 #[test]
 fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let (m, _) = machine();
     m.start();
-    let state = m.pci.quiesce();
+    let state = m.save();
     let (other, twin) = machine();
-    let fresh = other.pci.quiesce();
-    let refuse = |spoil: &dyn Fn(&mut TransportState)| {
+    let fresh = other.save();
+    let refuse = |field: &str, spoil: &dyn Fn(&mut TransportState)| {
         let mut bad = state.clone();
         spoil(&mut bad);
-        assert!(other.pci.restore(&bad).is_err());
-        assert_eq!(other.pci.quiesce(), fresh);
+        match other.restore(&bad) {
+            Err(RestoreError::Field { field: named, .. }) => assert_eq!(named, field),
+            got => panic!("{field}: {got:?}"),
+        }
+        assert_eq!(other.save(), fresh);
     };
-    refuse(&|s| s.version = 2);
-    refuse(&|s| s.device_type = 1);
-    refuse(&|s| s.common.queues.truncate(2));
-    refuse(&|s| s.common.driver_features[0] = u32::MAX);
-    refuse(&|s| s.msix.truncate(1));
-    refuse(&|s| s.status = 3);
-    refuse(&|s| s.rings.as_mut().unwrap().swap(0, 1));
+    refuse("device_type", &|s| s.device_type = 1);
+    refuse("config_space", &|s| s.config_space.0[0] ^= 1);
+    refuse("config_space", &|s| s.config_space.0.truncate(255));
+    refuse("common.queues", &|s| s.common.queues.truncate(2));
+    refuse("common.queues", &|s| s.common.queues[1].size = 512);
+    refuse("common.queues", &|s| s.common.queues[1].size = 0);
+    refuse("common.driver_features", &|s| {
+        s.common.driver_features[0] = u32::MAX
+    });
+    refuse("msix", &|s| s.msix.truncate(1));
+    refuse("status", &|s| s.status |= 0x20);
+    refuse("status", &|s| s.status = 7);
+    refuse("isr", &|s| s.isr = 4);
+    refuse("config_vector", &|s| s.config_vector = 4);
+    refuse("queue_vectors", &|s| s.queue_vectors.truncate(2));
+    refuse("queue_vectors", &|s| s.queue_vectors[1] = 4);
+    refuse("rings", &|s| s.status = 3);
+    refuse("rings", &|s| s.rings = None);
+    refuse("rings", &|s| s.rings.as_mut().unwrap().swap(0, 1));
+    refuse("rings", &|s| s.rings.as_mut().unwrap()[0].desc = 0x9000);
+    refuse("rings", &|s| s.rings.as_mut().unwrap().truncate(1));
+    let mut bad = state.clone();
+    bad.device = serde_json::json!([1]).into();
+    assert!(matches!(other.restore(&bad), Err(RestoreError::Decode(_))));
     let mut bad = state;
     bad.rings.as_mut().unwrap()[0].desc = MEMORY;
-    other.pci.restore(&bad).unwrap();
-    other.enable();
+    bad.common.queues[0].desc = MEMORY;
+    other.restore(&bad).unwrap();
+    other.pci.resume();
     assert_eq!(
         (other.status(), twin.journal().activations),
         (0x4f, 0),
@@ -295,14 +316,14 @@ fn a_device_that_needs_a_reset_is_not_started_again_without_one() {
 #[test]
 fn a_reboot_leaves_nothing_behind() {
     let (mut m, device) = machine();
-    let new = (m.pci.quiesce(), m.root.refresh());
+    let new = (m.save(), m.root.refresh());
     m.pci.resume();
     m.start();
     m.move_bar(WINDOW + BAR_SIZE);
     m.reboot();
     assert!(device.journal().queues.is_none() && m.ioeventfds.addresses().is_empty());
     assert!(!m.mmio.read(WINDOW + BAR_SIZE, &mut [0]));
-    let mut state = m.pci.quiesce();
+    let mut state = m.save();
     state.generation = new.0.generation;
     assert_eq!(state, new.0);
     m.pci.resume();

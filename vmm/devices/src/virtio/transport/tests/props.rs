@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 
 use super::fake::{FEATURES, Fail, FakeDevice, MEMORY, Machine, VERSION_1, WINDOW};
+use crate::component::Component;
+use crate::component::testing::{mutate, mutation};
 use crate::pci::PciDevice;
 use crate::virtio::transport::status;
 
@@ -115,17 +117,16 @@ fn apply(m: &mut Machine, device: &FakeDevice, step: Step) {
         }
         Step::Reset => write(m, 0x14, &[0]),
         Step::Pause => m.pci.pause(),
-        // Registers return to their values at the pause, also if a vCPU still ran.
-        Step::Resume => {
-            m.pci.resume();
-            m.root.refresh();
-        }
+        Step::Resume => m.pci.resume(),
         Step::Reboot => m.reboot(),
         Step::Reload => {
-            let state = m.pci.quiesce();
-            m.reboot();
-            m.pci.restore(&state).unwrap();
-            m.root.refresh();
+            m.pci.pause();
+            if let Ok(state) = m.pci.save() {
+                m.reboot();
+                m.pci.restore(&state).unwrap();
+                m.root.refresh();
+                m.pci.resume();
+            }
         }
         Step::Signal(queue) => {
             let interrupt = device.journal().interrupt.clone();
@@ -175,5 +176,31 @@ proptest! {
         m.bar = WINDOW;
         m.start();
         prop_assert_eq!((m.status(), device.journal().queues.is_some()), (0xf, true), "a reboot heals all");
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_or_harmless(
+        started in any::<bool>(),
+        changes in prop::collection::vec(mutation(), 1..4),
+        steps in prop::collection::vec(step(), 0..20),
+    ) {
+        let device = FakeDevice::default();
+        let mut m = Machine::new(device.clone());
+        if started {
+            m.start();
+        }
+        m.pci.pause();
+        let fresh = m.pci.save().unwrap();
+        let mut state = fresh.clone();
+        changes.iter().for_each(|(place, change)| mutate(&mut state, *place, change));
+        if m.pci.restore(&state).is_err() {
+            prop_assert_eq!(m.pci.save().unwrap(), fresh);
+        }
+        m.root.refresh();
+        m.pci.resume();
+        for step in steps {
+            apply(&mut m, &device, step);
+        }
+        prop_assert!(device.journal().violations.is_empty());
     }
 }
