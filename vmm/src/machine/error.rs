@@ -3,6 +3,7 @@
 use std::io;
 
 use husk_devices::bus::BusError;
+use husk_devices::component::ComponentError;
 use husk_devices::pci::PciRootError;
 use husk_devices::pci::config::ConfigError;
 use husk_devices::virtio::transport::VirtioPciError;
@@ -46,6 +47,9 @@ pub enum MachineError {
     /// Two devices claim one address.
     #[error(transparent)]
     Bus(#[from] BusError),
+    /// A part of the machine that holds state.
+    #[error(transparent)]
+    Component(#[from] ComponentError),
     /// PCI.
     #[error(transparent)]
     Pci(#[from] PciRootError),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
-use husk_devices::component::Component;
+use husk_devices::component::{Component, ComponentError, Components, Stage};
 use husk_devices::legacy::i8042::{self, I8042};
 use husk_devices::legacy::power::{self, PowerEvent, PowerRegisters};
 use husk_devices::legacy::pvpanic::{self, Pvpanic};
@@ -48,6 +48,7 @@ pub struct LegacyDevices {
     /// ACPI power registers.
     pub power: Arc<PowerRegisters>,
     pvpanic: Arc<Pvpanic>,
+    i8042: Arc<I8042>,
     /// ACPI PCI hotplug.
     pub hotplug: Arc<PciHotplug>,
 }
@@ -97,21 +98,31 @@ impl LegacyDevices {
         ports.insert(power::PORT, power::LEN, power.clone())?;
         ports.insert(pvpanic::PORT, 1, pvpanic.clone())?;
         ports.insert(PCI_HOTPLUG_PORT, hotplug::REGISTERS, hotplug.clone())?;
-        ports.insert(i8042::PORT, i8042::LEN, Arc::new(I8042::new(sink)))?;
+        let i8042 = Arc::new(I8042::new(sink));
+        ports.insert(i8042::PORT, i8042::LEN, i8042.clone())?;
         Ok(Self {
             serial,
             rtc,
             power,
             pvpanic,
+            i8042,
             hotplug,
         })
     }
 
-    pub(super) fn reset(&self) {
-        self.hotplug.reset();
-        self.power.reset();
-        self.pvpanic.reset();
-        self.rtc.reset();
-        self.serial.reset();
+    /// Adds each device to the parts of a machine.
+    pub(super) fn add_to(&self, components: &mut Components) -> Result<(), ComponentError> {
+        let parts: [(&str, Arc<dyn Component>); 6] = [
+            ("pci-hotplug", self.hotplug.clone()),
+            ("acpi-power", self.power.clone()),
+            ("pvpanic", self.pvpanic.clone()),
+            ("rtc", self.rtc.clone()),
+            ("serial", self.serial.clone()),
+            ("i8042", self.i8042.clone()),
+        ];
+        for (name, part) in parts {
+            components.insert(Stage::Platform, name, part)?;
+        }
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_devices::GuestMem;
 use husk_devices::bus::Bus;
+use husk_devices::component::{ComponentError, ComponentStates, Stage};
 use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
 use husk_devices::pci::{ConfigPorts, PciRoot};
@@ -172,12 +173,14 @@ impl Machine {
         };
         let built = virtio::build(plan, &event, callbacks.guest_open, callbacks.vsock_request)?;
         let mut devices = DeviceRegistry::new(
-            root,
+            root.clone(),
             (legacy.hotplug.clone(), ejected),
             ram.memory().clone(),
             KvmInterrupts(interrupts),
             layout.pci_mmio64.start,
         );
+        devices.components.insert(Stage::Bus, "pci", root)?;
+        legacy.add_to(&mut devices.components)?;
         devices.add_boot_devices(built.devices)?;
         if config.watchdog {
             let timer = callbacks.watchdog;
@@ -247,9 +250,9 @@ impl Machine {
             {
                 vcpu.0.set_tsc(vcpu.1)?;
             }
-            self.devices.resume();
             self.stopped_clock = None;
         }
+        self.devices.components.resume();
         for vcpu in &self.vcpus {
             vcpu.run()?;
         }
@@ -278,9 +281,26 @@ impl Machine {
         };
         // Only the clock itself is restored. A realtime or TSC correction would make it jump.
         clock.flags = 0;
-        self.devices.pause();
+        self.devices.components.pause();
         self.stopped_clock = Some((clock, tsc));
         Ok(())
+    }
+
+    /// The state of each device of a paused machine, by its name.
+    ///
+    /// # Errors
+    /// The machine runs, or a device cannot be saved.
+    pub fn save_devices(&self) -> Result<ComponentStates, ComponentError> {
+        self.devices.components.save()
+    }
+
+    /// Restores the state of each device. The machine has not run yet and has the same devices. They stay paused until
+    /// [`Machine::run`].
+    ///
+    /// # Errors
+    /// A device is missing, or a state does not fit. The machine is unusable then.
+    pub fn restore_devices(&mut self, states: &ComponentStates) -> Result<(), ComponentError> {
+        self.devices.components.restore(states)
     }
 
     /// Stops the machine and resets devices, interrupt controllers and memory to power-on state. [`Machine::arm`]
@@ -289,8 +309,7 @@ impl Machine {
         self.halted.store(true, Ordering::Release);
         self.stop_vcpus()?;
         self.stopped_clock = None;
-        self.devices.reset();
-        self.legacy.reset();
+        self.devices.components.reset();
         for chip in &self.irqchips {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
         }
@@ -304,7 +323,7 @@ impl Machine {
     pub fn stop(&mut self) -> Result<(), MachineError> {
         self.halted.store(true, Ordering::Release);
         let stopped = self.stop_vcpus();
-        self.devices.reset();
+        self.devices.components.reset_stage(Stage::Function);
         stopped.map(|_| ())
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use husk_devices::component::ComponentError;
 use husk_devices::pci::PciRootError;
 use husk_devices::virtio::transport::VirtioPciError;
 use husk_virtio_net::{Mac, Net, NetHandle, NetSetup};
@@ -28,6 +29,9 @@ pub enum NicError {
     /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]
     Virtio(String, VirtioPciError),
+    /// Another part of the machine has the interface's name.
+    #[error(transparent)]
+    Component(#[from] ComponentError),
     /// The PCI bus.
     #[error(transparent)]
     Pci(#[from] PciRootError),

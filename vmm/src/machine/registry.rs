@@ -1,11 +1,12 @@
-//! The registry of the machine's PCI functions, those plugged while it runs included.
+//! The registry of the machine's parts: its PCI functions, those plugged while it runs included, and all else that
+//! holds state.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use husk_devices::GuestMem;
-use husk_devices::component::Component;
-use husk_devices::pci::{I6300esb, PciDevice, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
+use husk_devices::component::{Component, Components, Stage};
+use husk_devices::pci::{I6300esb, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
@@ -41,9 +42,16 @@ struct RegisteredDevice {
     handle: DeviceHandle,
 }
 
+/// The stable name of a virtio function among the machine's parts.
+fn part_name(transport: &VirtioPci) -> String {
+    format!("virtio-{}", transport.name())
+}
+
 /// Every PCI function. The virtio devices that a machine starts with come first, in slot order.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
+    /// Every part that holds state, the functions and the bus included.
+    pub components: Components,
     pub root: Arc<PciRoot>,
     pub hotplug: Arc<PciHotplug>,
     pub memory: GuestMem,
@@ -66,6 +74,7 @@ impl DeviceRegistry {
         window: u64,
     ) -> Self {
         Self {
+            components: Components::default(),
             root,
             hotplug,
             memory,
@@ -103,6 +112,8 @@ impl DeviceRegistry {
                 .transport(slot, device)
                 .map_err(|source| MachineError::Virtio { device: name, source })?;
             self.root.add(slot, transport.clone())?;
+            self.components
+                .insert(Stage::Function, part_name(&transport), transport.clone())?;
             self.devices.push(RegisteredDevice {
                 slot,
                 transport,
@@ -126,6 +137,8 @@ impl DeviceRegistry {
         }
         let watchdog = Arc::new(I6300esb::new(self.bars_at(slot), timer)?);
         self.root.add(slot, watchdog.clone())?;
+        self.components
+            .insert(Stage::Function, "i6300esb", watchdog.clone())?;
         self.watchdog = Some(watchdog);
         self.hotplug_slots_from(slot + 1);
         Ok(())
@@ -139,32 +152,13 @@ impl DeviceRegistry {
         &self.hotplug_slots
     }
 
-    pub(super) fn pause(&self) {
-        self.devices.iter().for_each(|device| device.transport.pause());
-        self.watchdog.iter().for_each(|watchdog| watchdog.pause());
-    }
-
-    pub(super) fn resume(&self) {
-        self.devices.iter().for_each(|device| device.transport.resume());
-        self.watchdog.iter().for_each(|watchdog| watchdog.resume());
-    }
-
-    pub(super) fn reset(&self) {
-        self.devices
-            .iter()
-            .for_each(|device| PciDevice::reset(&*device.transport));
-        self.watchdog
-            .iter()
-            .for_each(|watchdog| Component::reset(&**watchdog));
-        Component::reset(&*self.root);
-    }
-
     /// Removes every function from the PCI bus. The functions and the bus refer to each other, so that neither would be
     /// dropped otherwise.
     pub(super) fn clear(&mut self) {
         for slot in 1..SLOTS {
             drop(self.root.remove(slot));
         }
+        self.components.remove_stage(Stage::Function);
         self.devices.clear();
     }
 
@@ -216,9 +210,14 @@ impl DeviceRegistry {
         let transport = self
             .transport(slot, net)
             .map_err(|e| NicError::Virtio(nic.handle.id().to_owned(), e))?;
-        self.hotplug.add(slot, transport.clone())?;
+        self.components
+            .insert(Stage::Function, part_name(&transport), transport.clone())?;
         if paused {
             transport.pause();
+        }
+        if let Err(error) = self.hotplug.add(slot, transport.clone()) {
+            self.components.remove(&part_name(&transport));
+            return Err(error.into());
         }
         let handle = DeviceHandle::Net(nic);
         self.devices.push(RegisteredDevice {
@@ -261,6 +260,7 @@ impl DeviceRegistry {
             transport, handle, ..
         } in gone
         {
+            self.components.remove(&part_name(&transport));
             drop(transport);
             if let DeviceHandle::Net(nic) = handle {
                 for waiting in nic.into_waiting() {

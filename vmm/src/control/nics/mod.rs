@@ -64,7 +64,9 @@ pub(super) fn status(error: &NicError) -> Status {
         NicError::Fixed(_) => Status::failed_precondition(text),
         NicError::Slots(_) => Status::resource_exhausted(text),
         NicError::Io(_, e) if e.kind() == std::io::ErrorKind::InvalidInput => Status::invalid_argument(text),
-        NicError::Io(..) | NicError::Virtio(..) | NicError::Pci(_) => Status::internal(text),
+        NicError::Io(..) | NicError::Virtio(..) | NicError::Component(_) | NicError::Pci(_) => {
+            Status::internal(text)
+        }
     }
 }
 
