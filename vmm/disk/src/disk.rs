@@ -211,6 +211,13 @@ impl Disk {
         self.0.lost.store(errno, Ordering::Relaxed);
     }
 
+    /// True if a flush failed, and writes that had completed before it may not be on stable storage. Every later flush
+    /// fails.
+    #[must_use]
+    pub fn lost_writes(&self) -> bool {
+        self.lost() != 0
+    }
+
     /// The error number that [`Disk::lose`] recorded, else 0.
     pub(crate) fn lost(&self) -> i32 {
         self.0.lost.load(Ordering::Relaxed)

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use husk_devices::component::{ComponentState, RestoreError, SaveError};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_disk::{Engine, Geometry, SECTOR};
@@ -16,18 +17,19 @@ use crate::handle::{BlkHandle, Shared};
 use crate::queue_io::QueueIo;
 use crate::request::{RequestLimits, SERIAL_LEN};
 use crate::setup::{BlkSetup, OnIoStop};
+use crate::state;
 use crate::worker::{QueueWorker, StoppedQueue, WorkerContext};
 
 /// A virtio block device.
 pub struct Blk {
     name: String,
     serial: [u8; SERIAL_LEN],
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// By virtqueue: its [`QueueIo`] while no worker owns it.
-    queue_ios: Vec<Option<QueueIo>>,
+    pub(crate) queue_ios: Vec<Option<QueueIo>>,
     workers: Vec<Worker<Option<StoppedQueue>>>,
     queue_sizes: Vec<u16>,
-    writeback: Arc<AtomicBool>,
+    pub(crate) writeback: Arc<AtomicBool>,
     on_io_stop: OnIoStop,
 }
 
@@ -76,7 +78,7 @@ impl Blk {
         Ok((blk, handle))
     }
 
-    fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> Geometry {
         self.shared.disk.geometry()
     }
 
@@ -235,6 +237,14 @@ impl VirtioDevice for Blk {
         } else {
             Some(self.stop())
         }
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        state::save(self)
+    }
+
+    fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        state::restore(self, state)
     }
 }
 

@@ -6,6 +6,7 @@ mod handle;
 mod queue_io;
 mod request;
 mod setup;
+mod state;
 mod worker;
 
 pub use config::QUEUE_SIZE;

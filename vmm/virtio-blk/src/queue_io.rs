@@ -21,6 +21,11 @@ pub(crate) struct QueueIo {
     disk: DiskId,
     /// By tag, up to the highest tag used.
     pending: Vec<PendingRequest>,
+    /// Order of the last request.
+    last_order: u64,
+    /// Chains that were held when the device was saved, in the order of their arrival. The next worker starts them
+    /// again.
+    restored: Vec<u16>,
     /// Free tags. The last freed is used first: its memory is in the cache.
     free: Vec<u16>,
 }
@@ -36,6 +41,8 @@ pub(crate) struct PendingRequest {
     pub status: GuestAddress,
     /// Bytes of the chain's device-writable data.
     pub writable: u32,
+    /// Increases from request to request.
+    order: u64,
 }
 
 /// A completed request.
@@ -59,6 +66,8 @@ impl QueueIo {
             engine,
             disk,
             pending: Vec::new(),
+            last_order: 0,
+            restored: Vec::new(),
             free,
         })
     }
@@ -96,6 +105,8 @@ impl QueueIo {
         }
         pending.dma = Some(DmaMapping::writable(Arc::clone(mem), segments));
         (pending.head, pending.status, pending.writable) = (head, status, writable);
+        self.last_order += 1;
+        pending.order = self.last_order;
         // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request keeps until its
         // completion; the engine is dropped before the pending requests.
         unsafe { self.engine.submit(tag, self.disk, request) };
@@ -141,11 +152,31 @@ impl QueueIo {
         self.engine.retry_held(self.disk);
     }
 
+    /// The chains whose requests are held, in the order of their arrival. Nothing else is in flight.
+    pub fn held(&self) -> Vec<u16> {
+        let in_flight = self.pending.iter().filter(|pending| pending.dma.is_some());
+        let mut held: Vec<_> = in_flight.map(|pending| (pending.order, pending.head)).collect();
+        held.sort_unstable();
+        let held = held.into_iter().map(|(_, head)| head);
+        self.restored.iter().copied().chain(held).collect()
+    }
+
+    /// Sets the chains that the next worker starts again, at most as many as there are tags.
+    pub fn restore(&mut self, held: Vec<u16>) {
+        self.restored = held;
+    }
+
+    /// Takes the chains to start again.
+    pub fn take_restored(&mut self) -> Vec<u16> {
+        std::mem::take(&mut self.restored)
+    }
+
     /// Drops every request, after waiting for those in flight.
     ///
     /// # Errors
     /// The engine failed. The caller drops this queue I/O.
     pub fn abandon(&mut self) -> io::Result<()> {
+        self.restored.clear();
         let policy = self.engine.disk(self.disk).map(Disk::error_policy);
         self.engine.set_error_policy(self.disk, ErrorPolicy::Report)?;
         self.engine.fail_held(self.disk);

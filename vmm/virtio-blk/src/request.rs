@@ -12,7 +12,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
-use virtio_queue::DescriptorChain;
+use virtio_queue::{DescriptorChain, Queue};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
 /// Bytes of a serial number (section 5.2.6).
@@ -92,6 +92,16 @@ impl RequestLayout {
         chain: DescriptorChain<&GuestMemMmap>,
     ) -> Result<(), RequestError> {
         chain::segments(chain, &mut self.readable, &mut self.writable)?;
+        self.find_status(mem)
+    }
+
+    /// As [`RequestLayout::parse`], of a chain that was taken from the ring of `queue` earlier.
+    pub fn parse_at(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16) -> Result<(), RequestError> {
+        chain::segments_at(queue, head, mem, &mut self.readable, &mut self.writable)?;
+        self.find_status(mem)
+    }
+
+    fn find_status(&mut self, mem: &GuestMemMmap) -> Result<(), RequestError> {
         while self.writable.last().is_some_and(|s| s.len == 0) {
             self.writable.pop();
         }

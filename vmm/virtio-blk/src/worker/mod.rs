@@ -9,7 +9,7 @@ use husk_devices::sched_policy::SchedPolicy;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Disk, SECTOR};
-use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -91,6 +91,7 @@ impl QueueWorker {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 3];
         self.queue_io.retry();
+        self.start_restored()?;
         // Requests may have arrived before the events were watched.
         let mut more = true;
         loop {
@@ -142,7 +143,9 @@ impl QueueWorker {
                 exhausted = true;
                 break;
             };
-            self.start(chain, &mem)?;
+            let head = chain.head_index();
+            self.layout.parse(&mem, chain).map_err(broken)?;
+            self.start(head, &mem)?;
             found += 1;
         }
         self.sched_policy.record_pass(found);
@@ -157,13 +160,20 @@ impl QueueWorker {
         }
     }
 
-    fn start(
-        &mut self,
-        chain: DescriptorChain<&GuestMemMmap>,
-        mem: &Arc<GuestMemMmap>,
-    ) -> Result<(), DeviceError> {
-        let head = chain.head_index();
-        self.layout.parse(mem, chain).map_err(broken)?;
+    /// Starts the requests that were held when the device was saved, as a retry of a held request does.
+    fn start_restored(&mut self) -> Result<(), DeviceError> {
+        self.limits = self.context.current_limits();
+        let mem = self.context.mem.memory().into_inner();
+        for head in self.queue_io.take_restored() {
+            let queue = &self.queue.queue;
+            self.layout.parse_at(&mem, queue, head).map_err(broken)?;
+            self.start(head, &mem)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the request that was parsed last.
+    fn start(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), DeviceError> {
         let (status, writable) = (self.layout.status(), self.layout.writable_len());
         match self.layout.action(mem, &self.limits) {
             Action::Finish(outcome, written) => {
