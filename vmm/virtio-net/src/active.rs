@@ -102,6 +102,10 @@ impl ActiveDevice {
     ) -> Result<Self, ActivateError> {
         let control = control_index(state.features, resources.taps.len() as u16);
         let queues = Queues::sort(activation.queues, control);
+        let wanted = usize::from(state.pairs);
+        if !queues.pairs.is_empty() && queues.pairs.len() < wanted {
+            return Err(ActivateError::MissingQueue(2 * queues.pairs.len() as u16));
+        }
         if queues.pairs.is_empty() {
             let receive = queues.idle.iter().any(|queue| queue.index == 0);
             return Err(ActivateError::MissingQueue(receive.into()));
@@ -232,7 +236,7 @@ impl ActiveDevice {
     }
 
     /// Stops the workers and vhost. Returns the queues and the state that the driver set. The queues of a worker that
-    /// panicked are lost.
+    /// panicked, and those that vhost does not release, are lost.
     pub fn stop(self, resources: &NetResources) -> (Vec<ActiveQueue>, Option<ControlState>) {
         let (mut queues, mut state) = (self.idle, None);
         match self.control.map(Worker::stop) {
@@ -250,13 +254,21 @@ impl ActiveDevice {
             }
         }
         let mut in_vhost = self.in_vhost;
+        let mut lost = Vec::new();
         for (vhost, pair) in resources.vhost.iter().zip(in_vhost.chunks_exact_mut(2)) {
             let [receive, transmit] = pair else { break };
+            let indices = [receive.index, transmit.index];
             if let Err(error) = vhost.stop(&self.mem, [receive, transmit]) {
                 tracing::error!(device = resources.name, %error, "vhost did not release a queue pair");
+                lost.extend(indices);
             }
         }
-        queues.append(&mut in_vhost);
+        // Without its position in the rings, a pair cannot go on.
+        queues.extend(
+            in_vhost
+                .into_iter()
+                .filter(|active| !lost.contains(&active.index)),
+        );
         (queues, state)
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use husk_devices::component::{ComponentState, RestoreError, SaveError};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -13,6 +14,7 @@ use crate::config::{self, CONFIG_SIZE, CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE
 use crate::control_state::ControlState;
 use crate::handle::{NetHandle, Shared};
 use crate::mac::Mac;
+use crate::state;
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 
@@ -47,12 +49,12 @@ pub struct NetSetup {
 /// A virtio network device.
 #[derive(Debug)]
 pub struct Net {
-    mac: Mac,
+    pub(crate) mac: Mac,
     offered: u64,
     queue_sizes: Vec<u16>,
-    resources: NetResources,
+    pub(crate) resources: NetResources,
     /// State that the driver set, while the device is not active.
-    state: Option<ControlState>,
+    pub(crate) state: Option<ControlState>,
     active: Option<ActiveDevice>,
 }
 
@@ -196,5 +198,13 @@ impl VirtioDevice for Net {
         let (queues, state) = self.active.take()?.stop(&self.resources);
         self.state = state;
         Some(queues)
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        state::save(self)
+    }
+
+    fn restore(&mut self, state: &ComponentState, features: u64) -> Result<(), RestoreError> {
+        state::restore(self, state, features)
     }
 }

@@ -12,9 +12,9 @@ const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Table {
     /// Sorted.
-    addresses: Vec<Mac>,
+    pub addresses: Vec<Mac>,
     /// The driver set more addresses than the table keeps.
-    overflow: bool,
+    pub overflow: bool,
 }
 
 impl Table {
@@ -40,6 +40,9 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
+    /// The bits of all modes.
+    pub const ALL: u8 = (1 << (Self::NoBroadcast as u8 + 1)) - 1;
+
     fn bit(self) -> u8 {
         1 << self as u8
     }
@@ -47,7 +50,7 @@ impl Mode {
 
 /// The VLANs whose frames are received, a bit for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Vlans([u64; 64]);
+pub(crate) struct Vlans(pub [u64; 64]);
 
 impl Vlans {
     fn place(id: u16) -> (usize, u64) {
@@ -63,12 +66,13 @@ impl Vlans {
 /// The receive filter of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Filter {
-    mac: Mac,
-    modes: u8,
-    unicast: Table,
-    multicast: Table,
+    pub mac: Mac,
+    /// A bit for each [`Mode`].
+    pub modes: u8,
+    pub unicast: Table,
+    pub multicast: Table,
     /// `None` if VLANs are not filtered.
-    vlans: Option<Box<Vlans>>,
+    pub vlans: Option<Box<Vlans>>,
 }
 
 impl Filter {

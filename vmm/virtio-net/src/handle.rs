@@ -66,6 +66,17 @@ impl Shared {
         self.link.load(Ordering::Acquire)
     }
 
+    pub fn announcing(&self) -> bool {
+        self.announce.load(Ordering::Relaxed)
+    }
+
+    /// Sets what a saved device had. The workers of the driver see the link when they start.
+    pub fn restore(&self, mac: Mac, link: bool, announcing: bool) {
+        self.set_mac(mac);
+        self.link.store(link, Ordering::Release);
+        self.announce.store(announcing, Ordering::Relaxed);
+    }
+
     /// Clears the announce request: the driver acknowledged it or was reset.
     pub fn announced(&self) {
         self.announce.store(false, Ordering::Relaxed);

@@ -19,6 +19,7 @@ mod pair_worker;
 mod pass;
 mod rx;
 mod rx_buffers;
+mod state;
 mod tap;
 mod tx;
 mod tx_coalescing;

@@ -4,6 +4,7 @@ mod control;
 mod hostile;
 mod lifecycle;
 mod receive;
+mod snapshot;
 mod transmit;
 
 use std::os::unix::net::UnixDatagram;
@@ -47,7 +48,9 @@ struct Guest {
     interrupts: Arc<Interrupts>,
     net: Net,
     handle: NetHandle,
-    /// The other ends of the taps.
+    /// The device's ends of the taps.
+    taps: Vec<UnixDatagram>,
+    /// The other ends.
     peers: Vec<UnixDatagram>,
     receive: Vec<Driver>,
     transmit: Vec<Driver>,
@@ -76,6 +79,12 @@ fn settle() {
     thread::sleep(Duration::from_millis(30));
 }
 
+/// A device whose taps are these sockets.
+fn over(taps: &[UnixDatagram]) -> (Net, NetHandle) {
+    let taps = taps.iter().map(|tap| Tap::fake(tap.try_clone().unwrap().into()));
+    Net::over("test".into(), MAC, Some(9000), true, taps.collect(), Vec::new()).unwrap()
+}
+
 impl Guest {
     /// One pair with all features.
     fn new() -> Self {
@@ -88,10 +97,10 @@ impl Guest {
             let (tap, peer) = UnixDatagram::pair().unwrap();
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
             peer.set_write_timeout(Some(PATIENCE)).unwrap();
-            taps.push(Tap::fake(tap.into()));
+            taps.push(tap);
             peers.push(peer);
         }
-        let (net, handle) = Net::over("test".into(), MAC, Some(9000), true, taps, Vec::new()).unwrap();
+        let (net, handle) = over(&taps);
         let mem = memory(&[(0, END)]);
         let control = Driver::new(&mem, 2 * pairs, 64, ring(2 * pairs));
         let mut guest = Self {
@@ -99,6 +108,7 @@ impl Guest {
             interrupts: Interrupts::new(),
             net,
             handle,
+            taps,
             peers,
             receive: Vec::new(),
             transmit: Vec::new(),
