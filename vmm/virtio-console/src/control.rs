@@ -1,5 +1,7 @@
 //! Control messages, and what a port still has to tell the driver (virtio 1.2, section 5.3.6.2).
 
+use serde::{Deserialize, Serialize};
+
 use crate::port::Port;
 
 /// Bytes of `struct virtio_console_control`.
@@ -39,7 +41,8 @@ impl ControlMessage {
 
 /// What the driver knows of a port, and what it is still to be told. As facts, not as a queue of messages, so that a
 /// driver that asks again and again and never reads costs no memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct PortControl {
     /// DEVICE_ADD is due.
     add: bool,
@@ -54,9 +57,17 @@ pub(crate) struct PortControl {
 }
 
 impl PortControl {
-    /// The host has closed its end.
-    pub fn host_closed(&mut self) {
+    /// The host has closed its end, or another has taken its place.
+    pub fn host_changed(&mut self) {
         self.open = self.ready;
+    }
+
+    /// True if the driver can have brought a port here. `number` is that of the port.
+    pub fn is_possible(&self, number: usize) -> bool {
+        let nothing = *self == Self::default();
+        let announced = !(self.add && self.known);
+        let set_up = self.known || !(self.ready || self.name || self.open);
+        if number == 0 { nothing } else { announced && set_up }
     }
 }
 

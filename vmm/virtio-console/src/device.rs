@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use husk_devices::component::{ComponentState, RestoreError, SaveError};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_seccomp::ThreadRole;
@@ -15,6 +16,7 @@ use crate::config::{
     self, CONFIG_SIZE, CONTROL_RECEIVE, CONTROL_TRANSMIT, MAX_NAME_LEN, MAX_PORTS, MULTIPORT, QUEUE_SIZE,
 };
 use crate::port::Port;
+use crate::state;
 use crate::worker::{ConsoleWorker, StoppedConsole};
 
 /// Called with a port's name when the guest has opened (true) or closed it, also when a reset closes it. May repeat the
@@ -33,9 +35,9 @@ pub struct PortSetup {
 /// A virtio console device (virtio 1.2, section 5.3) whose ports are streams.
 pub struct Console {
     /// Names and sockets, from port 1.
-    sockets: Vec<(String, Arc<File>)>,
+    pub(crate) sockets: Vec<(String, Arc<File>)>,
     queue_sizes: Vec<u16>,
-    on_guest_open: GuestOpenFn,
+    pub(crate) on_guest_open: GuestOpenFn,
     /// The ports as the driver left them, while the device is quiesced.
     pub(crate) ports: Option<Vec<Port>>,
     worker: Option<Worker<StoppedConsole>>,
@@ -83,7 +85,7 @@ impl Console {
 
     /// The ports as a new driver finds them. Nothing is behind port 0: what a driver without
     /// VIRTIO_CONSOLE_F_MULTIPORT sends there is discarded.
-    fn new_ports(&self) -> Vec<Port> {
+    pub(crate) fn new_ports(&self) -> Vec<Port> {
         let port = |(name, socket): &(String, Arc<File>)| Port::new(name.clone(), Some(Arc::clone(socket)));
         let mut ports = vec![Port::new(String::new(), None)];
         ports.extend(self.sockets.iter().map(port));
@@ -179,5 +181,13 @@ impl VirtioDevice for Console {
                 None
             }
         }
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        state::save(self)
+    }
+
+    fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        state::restore(self, state)
     }
 }

@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod device;
 mod port;
+mod state;
 mod worker;
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(crate) struct Port {
     /// The host's end is closed. There may still be bytes to read.
     hung_up: bool,
     /// Bytes of the first available transmit buffer that the host has taken already.
-    taken: u64,
+    pub taken: u64,
     /// The driver may have to notify the device of receive buffers.
     receive_notified: bool,
 }
@@ -98,7 +98,7 @@ impl Port {
 
     fn close_host(&mut self) {
         if self.host.take().is_some() {
-            self.control.host_closed();
+            self.control.host_changed();
         }
     }
 

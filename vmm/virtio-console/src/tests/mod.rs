@@ -4,6 +4,7 @@ mod control;
 mod data;
 mod hostile;
 mod lifecycle;
+mod snapshot;
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
