@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Receiver;
 
+use husk_devices::component::{ComponentState, RestoreError, SaveError};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_seccomp::ThreadRole;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
@@ -30,6 +32,16 @@ pub struct Vsock {
     /// The connections as the driver left them, and what the host wants, while the device is quiesced.
     stopped: Option<(Connections, Receiver<Message>)>,
     worker: Option<Worker<StoppedVsock>>,
+    /// The driver has connections of a saved device, which have ended, and does not know it yet.
+    transport_reset: bool,
+}
+
+/// No connection survives: the other ends are the host's.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VsockState {
+    /// There was a driver, which may have had connections.
+    active: bool,
 }
 
 impl std::fmt::Debug for Vsock {
@@ -55,6 +67,7 @@ impl Vsock {
             handle: handle.clone(),
             stopped: None,
             worker: None,
+            transport_reset: false,
         };
         Ok((device, handle))
     }
@@ -128,6 +141,7 @@ impl VirtioDevice for Vsock {
                 writable: Vec::new(),
             },
             event_queue,
+            transport_reset: std::mem::take(&mut self.transport_reset),
             connections,
             messages,
             handle: self.handle.clone(),
@@ -141,12 +155,14 @@ impl VirtioDevice for Vsock {
         self.quiesce();
         self.handle.close();
         self.stopped = None;
+        self.transport_reset = false;
     }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
         match self.worker.take()?.stop() {
             Ok(stopped) => {
                 self.stopped = Some((stopped.connections, stopped.messages));
+                self.transport_reset = stopped.transport_reset;
                 Some(stopped.queues)
             }
             Err(error) => {
@@ -154,5 +170,17 @@ impl VirtioDevice for Vsock {
                 None
             }
         }
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        let active = self.stopped.is_some() || self.transport_reset;
+        ComponentState::new(&VsockState { active })
+    }
+
+    fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
+        let VsockState { active } = state.parse()?;
+        self.reset();
+        self.transport_reset = active;
+        Ok(())
     }
 }

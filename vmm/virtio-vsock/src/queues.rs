@@ -67,6 +67,32 @@ impl PacketQueues {
         Ok(more)
     }
 
+    /// Tells the driver an event. Returns false if it has no buffer for it.
+    pub fn tell(&mut self, events: &mut ActiveQueue, id: u32) -> Result<bool, DeviceError> {
+        let mem = self.mem.memory();
+        events.queue.enable_notification(&*mem).map_err(broken)?;
+        let Some(chain) = events.queue.iter(&*mem).map_err(broken)?.next() else {
+            return Ok(false);
+        };
+        let head = chain.head_index();
+        chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+        let bytes = id.to_le_bytes();
+        let room: u64 = self.writable.iter().map(|segment| u64::from(segment.len)).sum();
+        if room < bytes.len() as u64 {
+            return Err(format!(
+                "buffer with less than the {} bytes of an event",
+                bytes.len()
+            ));
+        }
+        scatter(&mem, &self.writable, &bytes)?;
+        let len = bytes.len() as u32;
+        events.queue.add_used(&*mem, head, len).map_err(broken)?;
+        if events.needs_notification(&mem) {
+            self.interrupt.signal_queue(events.index);
+        }
+        Ok(true)
+    }
+
     /// Reads the packet of the present chain. Its payload is missing if the chain is shorter than the header says, or
     /// the payload longer than any credit. A chain without a whole header is ignored.
     fn read_packet(&mut self, mem: &GuestMemMmap) -> Result<Option<Header>, DeviceError> {

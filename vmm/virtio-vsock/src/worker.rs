@@ -17,6 +17,9 @@ const STOP: u64 = FIRST_TOKEN;
 const KICK: u64 = FIRST_TOKEN + 1;
 const MESSAGE: u64 = FIRST_TOKEN + 2;
 
+/// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET
+const TRANSPORT_RESET: u32 = 0;
+
 /// Events taken at a time.
 const EVENTS: usize = 32;
 
@@ -25,12 +28,16 @@ pub(crate) struct StoppedVsock {
     pub queues: Vec<ActiveQueue>,
     pub connections: Connections,
     pub messages: Receiver<Message>,
+    /// The driver has not been told yet.
+    pub transport_reset: bool,
 }
 
 pub(crate) struct VsockWorker {
     pub queues: PacketQueues,
-    /// Of section 5.10.6.7. The device has no event to tell: the guest's CID does not change, and VMs do not migrate.
+    /// Of section 5.10.6.7.
     pub event_queue: Option<ActiveQueue>,
+    /// The driver is to be told that its connections have ended, and to read its CID again.
+    pub transport_reset: bool,
     pub connections: Connections,
     pub messages: Receiver<Message>,
     pub handle: VsockHandle,
@@ -55,22 +62,25 @@ impl VsockWorker {
             queues,
             connections: self.connections,
             messages: self.messages,
+            transport_reset: self.transport_reset,
         }
     }
 
     /// What the worker waits for besides the hosts' sockets.
-    fn events<'a>(&'a self, stop: &'a EventFd) -> [(&'a EventFd, EpollEvent); 4] {
+    fn events<'a>(&'a self, stop: &'a EventFd) -> impl Iterator<Item = (&'a EventFd, EpollEvent)> {
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        let kick = move |active: &'a ActiveQueue| (&active.kick, EpollEvent::new(edge, KICK));
+        let queues = [&self.queues.receive, &self.queues.transmit].into_iter();
         [
             (stop, EpollEvent::new(EventSet::IN, STOP)),
-            (&self.queues.receive.kick, EpollEvent::new(edge, KICK)),
-            (&self.queues.transmit.kick, EpollEvent::new(edge, KICK)),
             (self.handle.wake(), EpollEvent::new(edge, MESSAGE)),
         ]
+        .into_iter()
+        .chain(queues.chain(&self.event_queue).map(kick))
     }
 
     fn watch(&self, stop: &EventFd) -> io::Result<()> {
-        self.events(stop).into_iter().try_for_each(|(event, wanted)| {
+        self.events(stop).try_for_each(|(event, wanted)| {
             self.connections
                 .epoll
                 .ctl(ControlOperation::Add, event.as_raw_fd(), wanted)
@@ -114,6 +124,12 @@ impl VsockWorker {
     /// Does a limited part of what there is to do, so that a guest cannot prevent a stop. Returns the time in
     /// milliseconds after which there is more, or -1.
     fn pass(&mut self) -> Result<i32, DeviceError> {
+        if self.transport_reset
+            && let Some(active) = &mut self.event_queue
+        {
+            let told = self.queues.tell(active, TRANSPORT_RESET);
+            self.transport_reset = !told.map_err(|reason| format!("event queue: {reason}"))?;
+        }
         let now = Instant::now();
         while let Ok(message) = self.messages.try_recv() {
             match message {

@@ -5,6 +5,7 @@ mod flow;
 mod hostile;
 mod lifecycle;
 mod opening;
+mod snapshot;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
