@@ -4,18 +4,20 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use husk_devices::component::{ComponentState, RestoreError, SaveError};
 use husk_devices::virtio::{
     ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space,
 };
 use husk_devices::worker::Worker;
 use husk_disk::{Engine, EngineKind};
 use husk_seccomp::ThreadRole;
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_SCSI;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::actor::Actor;
 use crate::config::{self, Sizes};
-use crate::controller::{Controller, ControllerConfig, OnIoError};
+use crate::controller::{Controller, ControllerConfig, ControllerState, OnIoError};
 use crate::handle::{AckSender, ControllerMessage, Mailbox};
 use crate::virtqueues::{Driver, REQUEST};
 use crate::{MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiError, ScsiHandle};
@@ -51,6 +53,15 @@ impl std::fmt::Debug for ScsiConfig {
             .field("units", &self.units)
             .finish_non_exhaustive()
     }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScsiState {
+    /// Field sizes that the driver set, in bytes.
+    cdb_size: u8,
+    sense_size: u16,
+    controller: ControllerState,
 }
 
 /// Error of [`VirtioScsi::new`].
@@ -235,5 +246,27 @@ impl VirtioDevice for VirtioScsi {
             return None;
         }
         self.ask(ControllerMessage::Quiesce)
+    }
+
+    fn save(&mut self) -> Result<ComponentState, SaveError> {
+        let controller = self.ask(ControllerMessage::Save);
+        let ended = || SaveError::Refused("the SCSI controller has ended".into());
+        ComponentState::new(&ScsiState {
+            cdb_size: self.sizes.cdb,
+            sense_size: self.sizes.sense,
+            controller: controller.ok_or_else(ended)??,
+        })
+    }
+
+    fn restore(&mut self, state: &ComponentState, features: u64) -> Result<(), RestoreError> {
+        let state: ScsiState = state.parse()?;
+        let controller = Box::new(state.controller);
+        let restored = self.ask(|ack| ControllerMessage::Restore(controller, features, ack));
+        restored.ok_or_else(|| io::Error::other("the SCSI controller has ended"))??;
+        self.sizes = Sizes {
+            cdb: state.cdb_size,
+            sense: state.sense_size,
+        };
+        Ok(())
     }
 }

@@ -6,11 +6,13 @@ use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 
+use husk_devices::component::{RestoreError, SaveError};
 use husk_devices::virtio::ActiveQueue;
 use husk_disk::{Disk, DiskCounters};
 use tokio::sync::oneshot;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::controller::ControllerState;
 use crate::target::{DeviceKind, InvalidLimits};
 use crate::virtqueues::Driver;
 use crate::{NewUnit, UnitAddress};
@@ -100,6 +102,9 @@ pub(crate) enum ControllerMessage {
     Activate(Box<Driver>, AckSender<()>),
     Quiesce(AckSender<Vec<ActiveQueue>>),
     Reset(AckSender<()>),
+    Save(AckSender<Result<ControllerState, SaveError>>),
+    /// With the features that the driver has accepted.
+    Restore(Box<ControllerState>, u64, AckSender<Result<(), RestoreError>>),
     Add(Box<NewUnit>, ReplySender<Result<(), ScsiError>>),
     AddAtFreeLun(Box<NewUnit>, ReplySender<Result<UnitAddress, ScsiError>>),
     Remove(String, ReplySender<Result<RemovedUnit, ScsiError>>),

@@ -4,7 +4,7 @@
 //! events of every unit, and only those that are still true. Memory is bounded. Beyond the bound,
 //! [`EVENTS_MISSED`](VIRTIO_SCSI_T_EVENTS_MISSED) makes the driver scan.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use virtio_bindings::virtio_scsi::{
     VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_F_CHANGE, VIRTIO_SCSI_F_HOTPLUG,
@@ -139,6 +139,30 @@ impl PendingEvents {
         }
         self.pending.insert(address, bit);
         self.order.push_back(address);
+    }
+
+    /// The pending events in order, a bit for each [`UnitEvent`], and whether events were lost.
+    pub fn save(&self) -> (Vec<(UnitAddress, u8)>, bool) {
+        let bits = |address: &UnitAddress| self.pending.get(address).copied().unwrap_or_default();
+        let pending = self.order.iter().map(|address| (*address, bits(address)));
+        (pending.collect(), self.missed)
+    }
+
+    /// True if these can be pending events.
+    pub fn are_possible(pending: &[(UnitAddress, u8)]) -> bool {
+        let known = (1 << ORDER.len()) - 1;
+        let addresses: HashSet<_> = pending.iter().map(|(address, _)| address).collect();
+        let each_once = addresses.len() == pending.len();
+        each_once
+            && pending.len() <= MAX_PENDING
+            && pending.iter().all(|(_, bits)| (1..=known).contains(bits))
+    }
+
+    /// Restores the result of [`PendingEvents::save`], for which [`PendingEvents::are_possible`] is true.
+    pub fn restore(&mut self, pending: Vec<(UnitAddress, u8)>, missed: bool) {
+        self.order = pending.iter().map(|(address, _)| *address).collect();
+        self.pending = pending.into_iter().collect();
+        self.missed = missed;
     }
 
     /// Replaces pending hotplug events with EVENTS_MISSED: the driver asks every unit if it still exists, and scans. It

@@ -5,7 +5,7 @@
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
-use virtio_queue::DescriptorChain;
+use virtio_queue::{DescriptorChain, Queue};
 
 use crate::config::Sizes;
 use crate::memory::{self, OutsideGuestMemory};
@@ -131,6 +131,22 @@ impl RequestChain {
         sizes: Sizes,
     ) -> Result<(), MalformedRequest> {
         chain::segments(chain, &mut self.data_out, &mut self.data_in)?;
+        self.split_response(mem, sizes)
+    }
+
+    /// As [`RequestChain::parse`], of a chain that was taken from the ring of `queue` earlier.
+    pub fn parse_at(
+        &mut self,
+        mem: &GuestMemMmap,
+        queue: &Queue,
+        head: u16,
+        sizes: Sizes,
+    ) -> Result<(), MalformedRequest> {
+        chain::segments_at(queue, head, mem, &mut self.data_out, &mut self.data_in)?;
+        self.split_response(mem, sizes)
+    }
+
+    fn split_response(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Result<(), MalformedRequest> {
         let len = (RESPONSE_LEN + usize::from(sizes.sense)) as u64;
         if !memory::split(&mut self.data_in, len, &mut self.response) {
             return Err(MalformedRequest::NoResponseBuffer);

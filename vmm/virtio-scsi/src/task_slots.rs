@@ -24,6 +24,8 @@ pub(crate) struct TaskSlot {
     pub head: u16,
     pub id: u64,
     pub opcode: u8,
+    /// Increases from task to task.
+    pub order: u64,
     /// No other task of its unit runs beside it.
     pub exclusive: bool,
     /// A passthrough worker has it.
@@ -80,6 +82,7 @@ pub(crate) enum SlotUse {
 pub(crate) struct TaskSlots {
     /// As many as the highest tag used so far.
     slots: Vec<TaskSlot>,
+    last_order: u64,
     /// The last freed slot is used first: its memory is in the cache.
     free: Vec<u16>,
 }
@@ -88,6 +91,7 @@ impl TaskSlots {
     pub fn new(depth: u16) -> Self {
         Self {
             slots: Vec::new(),
+            last_order: 0,
             free: (0..depth).rev().collect(),
         }
     }
@@ -105,6 +109,8 @@ impl TaskSlots {
             self.slots.resize_with(index + 1, TaskSlot::default);
         }
         let slot = &mut self.slots[index];
+        self.last_order += 1;
+        slot.order = self.last_order;
         (slot.kind, slot.unit_index) = (kind, unit_index);
         Some((tag, slot))
     }

@@ -29,7 +29,10 @@ mod event_queue;
 mod hotplug;
 mod media;
 mod passthrough;
+mod state;
 mod tasks;
+
+pub(crate) use state::ControllerState;
 
 /// Maximum rounds of completions and their consequences before other work is done.
 const ROUNDS: usize = 4;
@@ -73,6 +76,9 @@ pub(crate) struct Controller {
     ejected: Vec<media::EjectedDisc>,
     /// Addresses of removed units whose removal the driver has not handled yet, and the buffer of the event.
     unacknowledged: HashMap<UnitAddress, Option<GuestAddress>>,
+    /// Requests (queue and head) that were held when the device was saved, in the order of their arrival. The next
+    /// activation starts them again.
+    restored: Vec<(u16, u16)>,
     sched_policy: SchedPolicy,
     // Scratch buffers.
     parsed: RequestChain,
@@ -98,6 +104,7 @@ impl Controller {
             removing: Vec::new(),
             ejected: Vec::new(),
             unacknowledged: HashMap::new(),
+            restored: Vec::new(),
             sched_policy: SchedPolicy::default(),
             parsed: RequestChain::default(),
             buffers: Vec::new(),
@@ -132,6 +139,10 @@ impl Controller {
                 let _ = ack.send(());
                 return Ok(true);
             }
+            ControllerMessage::Save(ack) => drop(ack.send(self.save())),
+            ControllerMessage::Restore(state, features, ack) => {
+                let _ = ack.send(self.restore(*state, features)?);
+            }
             ControllerMessage::Add(unit, reply) => drop(reply.send(self.add(*unit))),
             ControllerMessage::AddAtFreeLun(unit, reply) => drop(reply.send(self.add_at_free_lun(*unit))),
             ControllerMessage::Remove(id, reply) => self.remove(&id, reply),
@@ -157,6 +168,9 @@ impl Controller {
                 let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
             }
             self.engine.retry_held(disk);
+        }
+        if let Err(reason) = self.start_restored() {
+            self.virtqueues.fail(&reason);
         }
     }
 
@@ -190,6 +204,7 @@ impl Controller {
         self.functions.clear();
         self.unacknowledged.clear();
         self.held.clear();
+        self.restored.clear();
         let unit_indices: Vec<_> = self.table.iter().map(|(unit_index, _)| unit_index).collect();
         self.cancel(&unit_indices, None, ResponseCode::Reset);
         let busy = |disk: &DiskId| self.engine.in_flight(*disk) > 0;

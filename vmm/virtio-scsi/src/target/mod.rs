@@ -43,6 +43,7 @@ mod provisioning;
 mod report_luns;
 mod report_opcodes;
 mod reservation_state;
+mod saved_unit;
 mod sense;
 mod start_stop;
 mod step;
@@ -63,6 +64,7 @@ pub use passthrough_device::{
 };
 pub use properties::{DeviceKind, Identity, InvalidLimits, MediumLimits};
 pub use report_luns::absent;
+pub(crate) use saved_unit::SavedUnit;
 pub use sense::{Field, Sense, SenseKey};
 pub use step::{DataLocation, Extent, Lun, ScsiCommand, ScsiResponse, ScsiStatus, Step};
 pub use task::Task;

@@ -1,9 +1,12 @@
 //! Mode parameters that the initiator can change.
 
+use serde::{Deserialize, Serialize};
+
 use super::properties::MediumLimits;
 
 /// The mode parameters that the initiator can change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Modes {
     /// WCE
     pub write_cache: bool,

@@ -4,11 +4,14 @@
 //! changing keys and reservations, and RESERVATION CONFLICT for violations. Reservations do not survive a power loss
 //! (no APTPL). Units that others share do not have them.
 
+use serde::{Deserialize, Serialize};
+
 use super::command_error::CommandError;
 use super::sense::Sense;
 
 /// Reservation types (SPC-4, section 6.15).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub(crate) enum ReservationType {
     WriteExclusive = 1,
@@ -39,7 +42,8 @@ impl ReservationType {
 }
 
 /// Registration and reservation of a unit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ReservationState {
     /// PRGENERATION
     pub generation: u32,

@@ -1,7 +1,10 @@
 //! State of the tray of a CD-ROM drive.
 
+use serde::{Deserialize, Serialize};
+
 /// State of the tray, and the pending media event.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Tray {
     pub open: bool,
     /// PREVENT ALLOW MEDIUM REMOVAL is in force.
@@ -11,7 +14,8 @@ pub(crate) struct Tray {
 }
 
 /// Media events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub(crate) enum MediaEvent {
     EjectRequest = 1,

@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::sense::{Sense, SenseKey};
 
 /// A unit attention condition, reported once, with the next command that may report it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum UnitAttention {
     /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
     PowerOn,
@@ -62,6 +65,18 @@ impl UnitAttentionQueue {
     /// Removes and returns the condition to report.
     pub fn take(&mut self) -> Option<UnitAttention> {
         self.0.pop_front()
+    }
+
+    /// The conditions, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = UnitAttention> {
+        self.0.iter().copied()
+    }
+
+    /// These conditions, oldest first. `None` if one is there twice.
+    pub fn from_saved(saved: &[UnitAttention]) -> Option<Self> {
+        let twice = |(at, attention)| saved[..at].contains(attention);
+        let any = saved.iter().enumerate().any(twice);
+        (!any).then(|| Self(saved.iter().copied().collect()))
     }
 
     pub fn clear(&mut self, attention: UnitAttention) {

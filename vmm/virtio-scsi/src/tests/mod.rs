@@ -28,6 +28,7 @@ mod media;
 mod passthrough;
 mod pending_events;
 mod requests;
+mod snapshot;
 
 const HOTPLUG: u64 = 1 << 1;
 const CHANGE: u64 = 1 << 2;

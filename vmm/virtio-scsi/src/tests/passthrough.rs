@@ -81,6 +81,14 @@ fn guest(told: bool) -> (Guest, Ends) {
 }
 
 #[test]
+fn a_passthrough_device_is_not_saved() {
+    let (mut guest, _ends) = guest(false);
+    guest.scsi.quiesce().unwrap();
+    let refused = guest.scsi.save().unwrap_err().to_string();
+    assert_eq!(refused, "disk \"lun\" is a device of the host (LUN passthrough)");
+}
+
+#[test]
 fn data_goes_both_ways() {
     let (mut guest, _ends) = guest(false);
     let data = pattern(8192, 3);
