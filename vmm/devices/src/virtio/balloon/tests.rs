@@ -4,6 +4,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 
 use super::*;
 use crate::GuestMem;
+use crate::component::testing::{mutate, mutation};
 use crate::virtio::testing::{Driver, Interrupts, WRITE, memory, wait_for};
 
 const BASE: u64 = 0x10_0000;
@@ -315,5 +316,55 @@ proptest! {
         }
         std::thread::sleep(std::time::Duration::from_millis(2));
         bench.balloon.reset();
+    }
+
+    /// Guest and host see the same sizes and pages, whether or not the device is saved and built anew.
+    #[test]
+    fn a_restored_balloon_continues(steps in prop::collection::vec((0..4_u8, 0..64_u32, any::<bool>()), 1..30)) {
+        let run = |save: bool| {
+            let mut bench = bench(4);
+            let mut seen = Vec::new();
+            for (what, pages, now) in &steps {
+                match what {
+                    0 => bench.handle.set_target(u64::from(*pages) * PAGE),
+                    1 => bench.balloon.write_config(ACTUAL_OFFSET, &pages.to_le_bytes()),
+                    _ => {
+                        let page = (BASE / PAGE) as u32 + pages;
+                        bench.dirty(page.into());
+                        bench.inflate(&[page]);
+                        seen.push(u64::from(bench.is_dirty(page.into())));
+                    }
+                }
+                if save && *now {
+                    let queues = bench.balloon.quiesce().unwrap();
+                    let state = bench.balloon.save().unwrap();
+                    let text = serde_json::to_string(&state).unwrap();
+                    (bench.balloon, bench.handle) = Balloon::new(true);
+                    bench.balloon.restore(&serde_json::from_str(&text).unwrap(), 0).unwrap();
+                    assert_eq!(bench.balloon.save().unwrap(), state);
+                    bench.activate(queues).unwrap();
+                }
+                let mut config = [0; CONFIG_SIZE];
+                bench.balloon.read_config(0, &mut config);
+                seen.extend(config.map(u64::from));
+                seen.extend([bench.handle.target(), bench.handle.actual()]);
+            }
+            seen
+        };
+        prop_assert_eq!(run(false), run(true));
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_or_harmless(changes in prop::collection::vec(mutation(), 1..4)) {
+        let (mut balloon, handle) = Balloon::new(false);
+        handle.set_target(7 * PAGE);
+        let fresh = balloon.save().unwrap();
+        let mut state = fresh.clone();
+        changes.iter().for_each(|(place, change)| mutate(&mut state, *place, change));
+        if balloon.restore(&state, 0).is_err() {
+            prop_assert_eq!(balloon.save().unwrap(), fresh);
+        }
+        balloon.read_config(0, &mut [0; CONFIG_SIZE]);
+        handle.set_target(u64::MAX);
     }
 }

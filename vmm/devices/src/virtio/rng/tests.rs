@@ -5,6 +5,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::{ActivateError, Activation, ActiveQueue, Rng, VirtioDevice};
 use crate::GuestMem;
+use crate::component::testing::{mutate, mutation};
 use crate::virtio::testing::{Driver, Interrupts, WRITE, memory, wait_for};
 
 const QUEUE: u64 = 0x1000;
@@ -164,5 +165,41 @@ proptest! {
         bench.driver.kick();
         std::thread::sleep(std::time::Duration::from_millis(2));
         bench.rng.reset();
+    }
+
+    /// Each request is served once, whenever the device is saved and built anew.
+    #[test]
+    fn a_restored_device_continues(steps in prop::collection::vec((1..4_u16, any::<bool>(), any::<bool>()), 1..20)) {
+        let mut bench = bench();
+        for (requests, kick, save) in steps {
+            for at in 0..requests {
+                bench.driver.add(&[(DATA + 64 * u64::from(at), 64, WRITE)]);
+            }
+            if kick {
+                bench.driver.kick();
+            }
+            if save {
+                let queues = bench.rng.quiesce().unwrap();
+                let text = serde_json::to_string(&bench.rng.save().unwrap()).unwrap();
+                bench.rng = Rng::new();
+                bench.rng.restore(&serde_json::from_str(&text).unwrap(), 0).unwrap();
+                bench.activate(queues).unwrap();
+            }
+            bench.driver.kick();
+            for _ in 0..requests {
+                prop_assert_eq!(bench.driver.wait().1, 64);
+            }
+            prop_assert_eq!(bench.driver.used(), None);
+        }
+    }
+
+    #[test]
+    fn a_hostile_state_is_refused_or_harmless(changes in prop::collection::vec(mutation(), 1..4)) {
+        let mut rng = Rng::new();
+        let mut state = rng.save().unwrap();
+        changes.iter().for_each(|(place, change)| mutate(&mut state, *place, change));
+        let _ = rng.restore(&state, 0);
+        let other = serde_json::json!({ "seed": 1 });
+        prop_assert!(rng.restore(&other.into(), 0).is_err());
     }
 }
