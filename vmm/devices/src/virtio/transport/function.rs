@@ -31,6 +31,8 @@ pub(super) struct VirtioFunction {
     /// Guest-physical address of the BAR, if decoded.
     pub mapped: Option<u64>,
     pub paused: bool,
+    /// It was restored and has not run since. What the host changed meanwhile reached no driver.
+    pub restored: bool,
     /// The device panicked in its reset and is unusable until a reset succeeds.
     pub broken: bool,
 }
@@ -56,6 +58,7 @@ impl VirtioFunction {
             ioeventfds,
             mapped: None,
             paused: false,
+            restored: false,
             broken: false,
         }
     }
@@ -104,6 +107,9 @@ impl VirtioFunction {
     pub fn set_paused(&mut self, paused: bool) {
         self.paused = paused;
         self.reconcile();
+        if !paused && std::mem::take(&mut self.restored) && self.interrupt.has(status::DRIVER_OK) {
+            self.interrupt.signal_config();
+        }
     }
 
     /// Activates or quiesces the device according to bus mastering, pause state and device status.

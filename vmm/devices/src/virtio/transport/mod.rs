@@ -255,7 +255,7 @@ impl PciDevice for VirtioPci {
     fn reset(&self) {
         let mut function = self.function();
         function.reset_device();
-        function.paused = false;
+        (function.paused, function.restored) = (false, false);
         function.space.reset();
         self.interrupt.msix().reset();
     }

@@ -48,7 +48,7 @@ impl VirtioFunction {
         let features = if negotiated { state.common.features() } else { 0 };
         self.call("restoring", |device| device.restore(&state.device, features))
             .map_err(|reason| RestoreError::field("device", reason))??;
-        self.paused = true;
+        (self.paused, self.restored) = (true, true);
         self.drop_rings();
         self.rings = rings;
         self.space.load(&state.config_space);

@@ -231,7 +231,12 @@ fn a_saved_state_continues_in_another_function() {
     again.generation = state.generation;
     assert_eq!(again, state);
     assert_eq!(other.ioeventfds.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
+    assert_eq!(other.msi.line(3).fired(), 0);
     other.pci.resume();
+    assert_eq!(other.msi.line(3).fired(), 1, "the configuration may be another");
+    other.pci.pause();
+    other.pci.resume();
+    assert_eq!(other.msi.line(3).fired(), 0);
     assert_eq!(twin.journal().queues.as_ref().unwrap()[1].queue.next_avail(), 9);
     assert_eq!(other.read::<1>(0x802), [7]);
     assert!(matches!(other.restore(&state), Err(RestoreError::Running)));
