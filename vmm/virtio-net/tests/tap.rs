@@ -44,6 +44,7 @@ with_both_datapaths! {
     a_broken_ring_sets_device_needs_reset
     drivers_pause_and_leave_under_load
     a_load_arrives_without_loss
+    a_saved_device_goes_on_without_loss
 }
 
 /// Time to wait for a frame that must not arrive.
@@ -317,6 +318,35 @@ fn drivers_pause_and_leave_under_load(vhost: bool) {
         }
         _ => guest.pause(),
     });
+}
+
+fn a_saved_device_goes_on_without_loss(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    guest.set_offloads(CSUM);
+    // MAC_TABLE_SET with a group, then no promiscuous mode: the tap filters.
+    let group = [1, 0, 0x5e, 0, 0, 9];
+    guest.command(&[&[1, 0, 0, 0, 0, 0, 1, 0, 0, 0][..], &group].concat());
+    guest.command(&[0, 0, 0]);
+    for round in 0..40_u8 {
+        let before = filtered();
+        let into = [frame(MAC, 600, round), frame(group, 60, round)];
+        wire.send([0; 10], &frame(PEER, 60, round));
+        into.iter().for_each(|bytes| wire.send([0; 10], bytes));
+        if round % 2 == 0 {
+            guest.reload();
+        }
+        assert_eq!([guest.receive(0).1, guest.receive(0).1], into);
+        assert_eq!(filtered(), before + 1, "the filter is in force");
+        let out: Vec<_> = (0..8).map(|at| frame(PEER, 100 + at, round)).collect();
+        guest.send_all(0, &out);
+        guest.reload();
+        out.iter().for_each(|bytes| assert!(wire.receive().1 == *bytes));
+    }
+    let partial = udp(MAC, 7, 100);
+    wire.send([NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0], &partial);
+    assert_eq!(guest.receive(0).0[0], NEEDS_CSUM, "the offload is in force");
+    assert_eq!(guest.interrupts.reset(), None);
 }
 
 fn a_load_arrives_without_loss(vhost: bool) {

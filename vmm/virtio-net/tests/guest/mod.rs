@@ -30,6 +30,8 @@ pub struct Guest {
     pub interrupts: Arc<Interrupts>,
     pub net: Net,
     pub handle: NetHandle,
+    taps: Vec<OwnedFd>,
+    vhost: bool,
     pairs: u16,
     pub pairs_in_use: usize,
     features: u64,
@@ -46,6 +48,22 @@ fn open_vhost() -> OwnedFd {
         .into()
 }
 
+/// A device on the queues of a tap.
+fn device(taps: &[OwnedFd], vhost: bool) -> (Net, NetHandle) {
+    let pair = |tap: &OwnedFd| QueuePair {
+        tap: tap.try_clone().unwrap(),
+        vhost: vhost.then(open_vhost),
+    };
+    let setup = NetSetup {
+        id: "test".into(),
+        mac: MAC,
+        mtu: None,
+        link: true,
+        pairs: taps.iter().map(pair).collect(),
+    };
+    Net::new(setup).unwrap()
+}
+
 /// A frame of `len` bytes with something in it.
 pub fn frame(to: Mac, len: usize, seed: u8) -> Vec<u8> {
     let mut frame = [&to[..], &PEER, &ETHERTYPE].concat();
@@ -56,21 +74,8 @@ pub fn frame(to: Mac, len: usize, seed: u8) -> Vec<u8> {
 impl Guest {
     /// A new tap, and a driver that accepts everything but `without`.
     pub fn new(pairs: u16, without: u64, vhost: bool) -> Self {
-        let queues = tap(pairs.into());
-        let setup = NetSetup {
-            id: "test".into(),
-            mac: MAC,
-            mtu: None,
-            link: true,
-            pairs: queues
-                .into_iter()
-                .map(|tap| QueuePair {
-                    tap,
-                    vhost: vhost.then(open_vhost),
-                })
-                .collect(),
-        };
-        let (net, handle) = Net::new(setup).unwrap();
+        let taps = tap(pairs.into());
+        let (net, handle) = device(&taps, vhost);
         let mem = memory(&[(0, END)]);
         let mut guest = Self {
             control: Driver::new(&mem, 0, 64, RINGS),
@@ -78,6 +83,8 @@ impl Guest {
             interrupts: Interrupts::new(),
             net,
             handle,
+            taps,
+            vhost,
             pairs,
             pairs_in_use: 1,
             features: 0,
@@ -125,6 +132,15 @@ impl Guest {
     pub fn pause(&mut self) {
         let queues = self.net.quiesce().unwrap();
         assert_eq!(queues.len(), 2 * usize::from(self.pairs) + 1);
+        self.activate(queues);
+    }
+
+    /// Moves the driver to a device that is built anew on the same tap, of which all queues are in use.
+    pub fn reload(&mut self) {
+        let queues = self.net.quiesce().unwrap();
+        let state = self.net.save().unwrap();
+        (self.net, self.handle) = device(&self.taps, self.vhost);
+        self.net.restore(&state, self.features).unwrap();
         self.activate(queues);
     }
 
