@@ -290,7 +290,8 @@ impl Machine {
     ///
     /// # Errors
     /// The machine runs, or a device cannot be saved.
-    pub fn save_devices(&self) -> Result<ComponentStates, ComponentError> {
+    pub fn save_devices(&mut self) -> Result<ComponentStates, ComponentError> {
+        self.reap_ejected();
         self.devices.components.save()
     }
 

@@ -1,11 +1,13 @@
 //! What the root bus itself keeps over a snapshot. Each function is a part of its own.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::{Deserialize, Serialize};
 
-use super::PciRoot;
+use super::{PciRoot, SLOTS};
 use crate::component::{Bytes, Component, ComponentState, RestoreError, SaveError, check};
+use crate::pci::config::reg;
 use crate::pci::config_ports::IMPLEMENTED;
 use crate::pci::device::PciDevice;
 
@@ -16,6 +18,19 @@ struct RootState {
     config_address: u32,
     /// Configuration space of the host bridge.
     bridge: Bytes,
+    /// The functions by slot, the bridge included: vendor ID in the low half, device ID in the high half.
+    functions: BTreeMap<u8, u32>,
+}
+
+impl PciRoot {
+    fn functions(&self) -> BTreeMap<u8, u32> {
+        let id = |slot: u8| {
+            let mut id = [0; 4];
+            self.function(slot)?.config_read(reg::VENDOR, &mut id);
+            Some((slot, u32::from_le_bytes(id)))
+        };
+        (0..SLOTS).filter_map(id).collect()
+    }
 }
 
 /// The functions are reset and restored before: the bus then maps their BARs where they are now.
@@ -30,6 +45,7 @@ impl Component for PciRoot {
         ComponentState::new(&RootState {
             config_address: self.config_address.load(Relaxed),
             bridge: self.bridge.save(),
+            functions: self.functions(),
         })
     }
 
@@ -37,6 +53,8 @@ impl Component for PciRoot {
         let state: RootState = state.parse()?;
         let implemented = state.config_address & !IMPLEMENTED == 0;
         check(implemented, "config_address", "has reserved bits")?;
+        let same = state.functions == self.functions();
+        check(same, "functions", "are others, or in other slots")?;
         self.bridge.restore(&state.bridge, "bridge")?;
         self.config_address.store(state.config_address, Relaxed);
         self.refresh();

@@ -312,4 +312,11 @@ fn the_bus_and_its_bridge_are_saved_and_moved_bars_are_found() {
         error,
         "field \"bridge\": has another identity, BARs or capabilities"
     );
+    let moved = machine();
+    moved.add(2, A);
+    let error = moved.root.restore(&m.root.save().unwrap()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "field \"functions\": are others, or in other slots"
+    );
 }
