@@ -142,6 +142,14 @@ fn what_cannot_be_saved_is_refused_by_name() {
     assert_eq!(refusal(&mut guest), "disk \"second\" is being removed");
     drop(ending);
 
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    guest.add(at(0, 0), &SYNCHRONIZE_CACHE, &[]);
+    guest.request[0].kick();
+    script.finish(Guest::made(&script, 1)[0].tag, Err(libc::EIO));
+    guest.request[0].wait();
+    let expected = "a flush of disk \"first\" failed, and earlier writes may be lost";
+    assert_eq!(refusal(&mut guest), expected);
+
     let (mut guest, _file) = Guest::new();
     assert_eq!(guest.scsi.save().unwrap_err().to_string(), "it is not paused");
 }
