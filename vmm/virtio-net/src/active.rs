@@ -7,17 +7,18 @@ use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioInterru
 use husk_devices::worker::Worker;
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_seccomp::ThreadRole;
+use husk_vhost::{VhostCall, VringNotifiers, call_event};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::control_index;
 use crate::control_state::{Backend, ControlState, Datapath};
-use crate::control_worker::{ControlWorker, StoppedControl, VhostCall};
+use crate::control_worker::{ControlWorker, StoppedControl};
 use crate::handle::Shared;
 use crate::pair_worker::{PairRules, PairWorker, pair_mailbox};
 use crate::tap::Tap;
-use crate::vhost::{VhostPair, VringNotifiers};
+use crate::vhost::VhostPair;
 
 /// The parts of a device that outlive a driver.
 #[derive(Debug)]
@@ -209,16 +210,7 @@ impl ActiveDevice {
     ) -> io::Result<Vec<VhostCall>> {
         let mut calls = Vec::new();
         for (vhost, queues) in resources.vhost.iter().zip(&pairs) {
-            let mut call = |active: &ActiveQueue| {
-                let queue = active.index;
-                if let Some(direct) = context.interrupt.queue_event(queue) {
-                    return Ok(direct);
-                }
-                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-                let ours = event.try_clone()?;
-                calls.push(VhostCall { queue, event: ours });
-                Ok::<_, io::Error>(event)
-            };
+            let mut call = |active: &ActiveQueue| call_event(&*context.interrupt, active.index, &mut calls);
             let notifiers = [call(&queues[0])?, call(&queues[1])?];
             let with_notifiers = |at: usize| {
                 (

@@ -10,6 +10,7 @@ use husk_devices::throttle::Throttle;
 use husk_devices::virtio::chain::{self, Segment};
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
+use husk_vhost::VhostCall;
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddressSpace};
@@ -30,13 +31,6 @@ const CALL: u64 = 4;
 
 /// The result of the worker.
 pub(crate) type StoppedControl = (Option<ActiveQueue>, ControlState);
-
-/// A vhost queue without an interrupt vector, and the eventfd that vhost signals for it.
-#[derive(Debug)]
-pub(crate) struct VhostCall {
-    pub queue: u16,
-    pub event: EventFd,
-}
 
 /// The worker of the control queue, if the driver enabled it, and of the other events.
 pub(crate) struct ControlWorker {
@@ -129,9 +123,8 @@ impl ControlWorker {
 
     /// Raises an interrupt that vhost cannot raise itself.
     fn forward_interrupt(&self, call: usize) {
-        if let Some(VhostCall { queue, event }) = self.calls.get(call) {
-            let _ = event.read();
-            self.interrupt.signal_queue(*queue);
+        if let Some(call) = self.calls.get(call) {
+            call.forward(&*self.interrupt);
         }
     }
 
