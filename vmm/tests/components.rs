@@ -10,7 +10,7 @@ use husk_virtio_scsi::target::Lun;
 use husk_virtio_scsi::{Medium, NewUnit, UnitAddress};
 use husk_vmm::cpuid::Topology;
 use husk_vmm::kvm::KvmHost;
-use husk_vmm::machine::{BlkDisk, Callbacks, Machine, MachineConfig, SerialEvents, eventfd};
+use husk_vmm::machine::{BlkDisk, Callbacks, Machine, MachineConfig, SerialEvents, VsockSetup, eventfd};
 use husk_vmm::ram::MemoryBacking;
 use husk_vmm::smbios::SystemIdentity;
 use serde_json::Value;
@@ -63,7 +63,7 @@ fn machine(disks: &[&str]) -> (Machine, UnixStream) {
             name: "port".into(),
             stream: stream.into(),
         }],
-        vsock_cid: Some(3),
+        vsock: Some(VsockSetup { cid: 3, vhost: None }),
         watchdog: true,
         rtc_offset: 3600,
     };

@@ -315,6 +315,7 @@ const VHOST: &[AllowedSyscall] = &[
     ioctl(0x4008_af20), // VHOST_SET_VRING_KICK
     ioctl(0x4008_af21), // VHOST_SET_VRING_CALL
     ioctl(0x4008_af22), // VHOST_SET_VRING_ERR
+    ioctl(0x4004_af61), // VHOST_VSOCK_SET_RUNNING
 ];
 
 /// Hot-plugging a NIC.

@@ -121,7 +121,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         rng: config.rng,
         balloon: config.balloon,
         ports: port_setups,
-        vsock_cid: vsock::cid(config.vsock_cid)?,
+        vsock: vsock::setup(fds, config.vsock_cid, config.vhost_vsock.as_ref()).await?,
         watchdog: watchdog.is_some(),
         rtc_offset: config.rtc_offset_seconds,
     };

@@ -10,9 +10,27 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::fields::{claim, invalid};
+use crate::machine::VsockSetup;
+
+/// The device of a configuration. Claims its descriptor.
+pub(super) async fn setup(
+    fds: &FdReceiver,
+    guest_cid: u32,
+    vhost: Option<&pb::Fd>,
+) -> Result<Option<VsockSetup>, Status> {
+    let vhost = match vhost {
+        Some(_) => Some(claim(fds, "config.vhost_vsock", vhost).await?),
+        None => None,
+    };
+    match (cid(guest_cid)?, vhost) {
+        (Some(cid), vhost) => Ok(Some(VsockSetup { cid, vhost })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(invalid("config.vhost_vsock", "needs config.vsock_cid")),
+    }
+}
 
 /// The CID in a configuration.
-pub(super) fn cid(cid: u32) -> Result<Option<u32>, Status> {
+fn cid(cid: u32) -> Result<Option<u32>, Status> {
     match cid {
         0 => Ok(None),
         // Of the hypervisor, of loopback and of the host; any CID.
@@ -56,7 +74,8 @@ pub(super) async fn answer(
 
 /// Carries out a command.
 pub(super) fn carry_out(vsock: Option<&VsockHandle>, command: VsockCommand) -> Result<(), Status> {
-    let vsock = vsock.ok_or_else(|| Status::failed_precondition("the VM has no vsock device"))?;
+    let vsock =
+        vsock.ok_or_else(|| Status::failed_precondition("the VMM carries no vsock connections of the VM"))?;
     let done = match command {
         VsockCommand::Connect(port, stream) => vsock.connect(port, stream),
         VsockCommand::Answer(id, stream) => match vsock.answer(id, stream) {

@@ -48,7 +48,7 @@ pub use error::MachineError;
 pub use event::{Callbacks, VmEvent};
 pub use legacy::{LegacyDevices, SerialEvents};
 pub use nic::{Nic, NicError};
-pub use virtio::BlkDisk;
+pub use virtio::{BlkDisk, VsockSetup};
 
 /// Configuration of a machine.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ pub struct MachineConfig {
     pub balloon: bool,
     /// Ports of the console device, which a machine without ports does not have.
     pub ports: Vec<PortSetup>,
-    /// CID of the guest, at least 3. None: no vsock device.
-    pub vsock_cid: Option<u32>,
+    /// The vsock device, if there is one.
+    pub vsock: Option<VsockSetup>,
     /// True for a watchdog.
     pub watchdog: bool,
     /// Offset of the CMOS clock from UTC in seconds.
@@ -168,7 +168,7 @@ impl Machine {
             balloon: config.balloon.then_some(reporting),
             scsi: config.scsi,
             ports: config.ports,
-            vsock_cid: config.vsock_cid,
+            vsock: config.vsock,
             vcpus,
         };
         let built = virtio::build(plan, &event, callbacks.guest_open, callbacks.vsock_request)?;
@@ -373,7 +373,7 @@ impl Machine {
         &self.scsi
     }
 
-    /// The vsock device.
+    /// The vsock device whose connections the VMM carries.
     pub fn vsock(&self) -> Option<&VsockHandle> {
         self.vsock.as_ref()
     }

@@ -1,6 +1,7 @@
 //! Creates the virtio devices of a machine, in slot order: NICs first, because guests name them by their slots and a
 //! further disk must not rename them; then disks in the manifest's order; the SCSI controller, the console and vsock last.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use husk_devices::virtio::VirtioDevice;
@@ -11,7 +12,7 @@ use husk_virtio_blk::{Blk, BlkSetup};
 use husk_virtio_console::{Console, GuestOpenFn, PortSetup};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle, VirtioScsi};
-use husk_virtio_vsock::{RequestFn, Vsock, VsockHandle};
+use husk_virtio_vsock::{RequestFn, VhostVsock, Vsock, VsockHandle};
 
 use super::error::MachineError;
 use super::event::{EventFn, VmEvent};
@@ -34,6 +35,15 @@ pub struct BlkDisk {
     pub queues: u16,
 }
 
+/// A vsock device.
+#[derive(Debug)]
+pub struct VsockSetup {
+    /// CID of the guest, at least 3.
+    pub cid: u32,
+    /// An open `/dev/vhost-vsock` with that CID, if the host's kernel carries the connections.
+    pub vhost: Option<OwnedFd>,
+}
+
 /// The devices to create.
 pub(super) struct DevicePlan {
     /// In slot order, as `disks` are.
@@ -46,8 +56,7 @@ pub(super) struct DevicePlan {
     pub scsi: Vec<NewUnit>,
     /// Ports of the console device. None: no such device.
     pub ports: Vec<PortSetup>,
-    /// CID of the guest. None: no vsock device.
-    pub vsock_cid: Option<u32>,
+    pub vsock: Option<VsockSetup>,
     pub vcpus: u32,
 }
 
@@ -55,6 +64,7 @@ pub(super) struct DevicePlan {
 pub(super) struct BuiltDevices {
     pub devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)>,
     pub scsi: ScsiHandle,
+    /// Of the device whose connections the VMM carries.
     pub vsock: Option<VsockHandle>,
 }
 
@@ -113,10 +123,20 @@ pub(super) fn build(
         devices.push((Box::new(console), DeviceHandle::None));
     }
     let mut vsock = None;
-    if let Some(cid) = plan.vsock_cid {
-        let (device, handle) = Vsock::new(cid, vsock_request).map_err(MachineError::Vsock)?;
-        devices.push((Box::new(device), DeviceHandle::None));
-        vsock = Some(handle);
+    match plan.vsock {
+        Some(VsockSetup { cid, vhost: None }) => {
+            let (device, handle) = Vsock::new(cid, vsock_request).map_err(MachineError::Vsock)?;
+            devices.push((Box::new(device), DeviceHandle::None));
+            vsock = Some(handle);
+        }
+        Some(VsockSetup {
+            cid,
+            vhost: Some(file),
+        }) => {
+            let device = VhostVsock::new(cid, file).map_err(MachineError::Vsock)?;
+            devices.push((Box::new(device), DeviceHandle::None));
+        }
+        None => {}
     }
     Ok(BuiltDevices { devices, scsi, vsock })
 }

@@ -63,7 +63,7 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
         rng: true,
         balloon: true,
         ports: Vec::new(),
-        vsock_cid: None,
+        vsock: None,
         watchdog: true,
         rtc_offset: 0,
     };

@@ -74,6 +74,20 @@ async fn bad_configurations_and_calls_are_refused() {
         "{error}"
     );
 
+    for (cid, text) in [(0, "config.vhost_vsock: needs config.vsock_cid"), (3, "vsock: ")] {
+        let mut rig = Rig::start().await;
+        let mut config = rig.config(&elf(&halt(), false)).await;
+        config.vsock_cid = cid;
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .unwrap();
+        config.vhost_vsock = Some(rig.send(file).await);
+        let error = rig.create(config).await.unwrap_err();
+        assert!(error.message().starts_with(text), "{error}");
+    }
+
     let mut rig = Rig::start().await;
     rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
     let error = rig
@@ -89,5 +103,8 @@ async fn bad_configurations_and_calls_are_refused() {
         .client
         .connect_vsock(pb::ConnectVsockRequest { port: 1, stream: fd })
         .await;
-    assert_eq!(error.unwrap_err().message(), "the VM has no vsock device");
+    assert_eq!(
+        error.unwrap_err().message(),
+        "the VMM carries no vsock connections of the VM"
+    );
 }

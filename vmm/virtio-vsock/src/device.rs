@@ -21,7 +21,7 @@ use crate::worker::{StoppedVsock, VsockWorker};
 /// VIRTIO_VSOCK_F_STREAM
 const STREAM: u64 = 1;
 /// Receive, transmit and event queue. Linux gives the receive queue a buffer of 4 KiB for each entry.
-const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
+pub(crate) const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
 
 /// A virtio socket device (virtio 1.3, section 5.10) with stream sockets.
 pub struct Vsock {

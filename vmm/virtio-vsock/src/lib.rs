@@ -1,6 +1,9 @@
 //! virtio-vsock with stream sockets (virtio 1.3, section 5.10): connections between ports of the guest and of the host
 //! (CID 2). The host's end of each connection is a stream socket.
 //!
+//! [`VhostVsock`] is the device whose connections the host's kernel carries: there the guest has a CID of the host's
+//! AF_VSOCK.
+//!
 //! This crate opens no files: the sockets come as open file descriptors. Whoever has the device's [`VsockHandle`] makes
 //! them, and learns from [`RequestFn`] to which port of the host the guest wants to connect.
 
@@ -14,6 +17,7 @@ mod drain;
 mod handle;
 mod packet;
 mod queues;
+mod vhost;
 mod worker;
 
 #[cfg(test)]
@@ -22,3 +26,4 @@ mod tests;
 pub use connections::{MAX_CONNECTIONS, RequestFn};
 pub use device::Vsock;
 pub use handle::{VsockError, VsockHandle};
+pub use vhost::VhostVsock;

@@ -44,8 +44,11 @@ const TOOLS: [Tool; 5] = [
 /// Maximum time of all tests of the crates. They run at low priority.
 const TEST_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Part of the names of tests that need `/dev/vhost-net`.
-const VHOST_NET: &str = "vhost_net::";
+/// Devices of the kernel's vhost, and part of the names of the tests that need each.
+const VHOST: [(&str, &str); 2] = [
+    ("/dev/vhost-net", "vhost_net::"),
+    ("/dev/vhost-vsock", "vhost_vsock::"),
+];
 
 /// A cargo command in the checkout that ends with this process.
 pub fn cargo(arguments: &[&str]) -> Command {
@@ -116,8 +119,10 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
     in_background(&mut test);
     if privileged() {
         test.arg("--include-ignored");
-        if !Path::new("/dev/vhost-net").exists() {
-            test.args(["--skip", VHOST_NET]);
+        for (device, tests) in VHOST {
+            if !Path::new(device).exists() {
+                test.args(["--skip", tests]);
+            }
         }
     }
     test.args(filter);

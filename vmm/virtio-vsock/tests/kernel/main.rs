@@ -1,0 +1,3 @@
+//! Devices whose queues are the kernel's.
+
+mod vhost_vsock;
