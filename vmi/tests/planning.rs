@@ -399,3 +399,40 @@ fn with_a_kernel_the_boot_order_of_an_interface_is_noted() {
         assert!(notes.contains(&note.to_owned()), "{notes:?}");
     }
 }
+
+#[test]
+fn vhost_vsock_has_the_cid_of_the_status() {
+    let planned = |autoattach: bool, status: Value| {
+        let mut manifest = with(&[("domain/devices/autoattachVSOCK", json!(autoattach))]);
+        manifest["status"] = status;
+        let planned = plan(&vmi(&manifest), &given());
+        planned.map(|plan| plan.vhost_vsock_cid).map_err(|mut errors| {
+            assert_eq!(errors.len(), 1);
+            errors.remove(0).to_string()
+        })
+    };
+    for cid in [3, 1234, u32::MAX - 1] {
+        assert_eq!(planned(true, json!({"VSOCKCID": cid})), Ok(Some(cid)));
+    }
+    assert_eq!(planned(false, json!({"VSOCKCID": 1234})), Ok(None));
+    let needed = "spec.domain.devices.autoattachVSOCK: Invalid value: spec.domain.devices.autoattachVSOCK needs a \
+                  VirtualMachineInstance with status.VSOCKCID, which virt-controller sets under the feature gate VSOCK; leave the field out: every VM then has a vsock \
+                  device of its own";
+    for status in [Value::Null, json!({}), json!({"VSOCKCID": null}), json!([])] {
+        assert_eq!(planned(true, status), Err(needed.into()));
+    }
+    for bad in [
+        json!(0),
+        json!(2),
+        json!(-3),
+        json!(3.5),
+        json!("3"),
+        json!(u32::MAX),
+        json!(u64::MAX),
+    ] {
+        let text = format!(
+            "status.VSOCKCID: Invalid value: status.VSOCKCID '{bad}' is not a number from 3 to 4294967294"
+        );
+        assert_eq!(planned(true, json!({"VSOCKCID": bad})), Err(text));
+    }
+}

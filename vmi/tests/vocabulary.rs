@@ -259,11 +259,6 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
             "domain.devices.clientPassthrough",
         ),
         (
-            "domain/devices/autoattachVSOCK",
-            json!(true),
-            "domain.devices.autoattachVSOCK",
-        ),
-        (
             "domain/launchSecurity",
             json!({"sev": {}}),
             "domain.launchSecurity",

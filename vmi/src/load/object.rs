@@ -22,8 +22,12 @@ pub(crate) fn read_vmi(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldErro
     metadata.check(&mut found.schema);
     let (name, namespace) = (metadata.name.clone(), metadata.namespace.clone());
     let vmi = build(found, name, namespace, metadata, spec, "spec")?;
-    let claims = claims(object.get("status"));
-    Ok(Vmi { claims, ..vmi })
+    let status = object.get("status");
+    Ok(Vmi {
+        claims: claims(status),
+        vsock_cid: status.and_then(|status| status.get("VSOCKCID")).cloned(),
+        ..vmi
+    })
 }
 
 pub(crate) fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
@@ -114,6 +118,7 @@ fn build(
         annotations: metadata.annotations,
         spec,
         claims: BTreeMap::new(),
+        vsock_cid: None,
         document: None,
         path,
         unsupported: found.unsupported,

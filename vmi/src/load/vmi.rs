@@ -23,6 +23,8 @@ pub struct Vmi {
     pub spec: Spec,
     /// Sizes of the claims with a filesystem, by volume, if a cluster wrote them into the status.
     pub claims: BTreeMap<String, ClaimSize>,
+    /// CID on the host's AF_VSOCK (`status.VSOCKCID`), as given, if a cluster assigned one.
+    pub vsock_cid: Option<serde_json::Value>,
     /// Name of its document in messages; none if the manifest has one document only.
     pub document: Option<String>,
     /// Path of `spec` in the document: `spec` or `spec.template.spec`.

@@ -33,6 +33,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
     let topology = machine::topology(vmi, &mut errors);
     let memory = machine::memory(vmi, &mut errors);
     let rtc_offset_seconds = machine::rtc_offset(vmi, resources.now_unix_seconds, &mut errors);
+    let vhost_vsock_cid = machine::vhost_vsock_cid(vmi, &mut errors);
     let queues = if devices.block_multi_queue {
         topology.vcpus()
     } else {
@@ -64,6 +65,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         watchdog: devices.watchdog.as_ref().and_then(|watchdog| {
             WatchdogAction::named(watchdog.i6300esb.action.as_deref().unwrap_or_default())
         }),
+        vhost_vsock_cid,
         downward_metrics: devices.downward_metrics.is_some(),
         balloon: devices.autoattach_mem_balloon.unwrap_or(true),
         serial_console: devices.autoattach_serial_console.unwrap_or(true),

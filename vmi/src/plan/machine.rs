@@ -1,4 +1,4 @@
-//! vCPUs, memory and clock of a plan.
+//! vCPUs, memory, clock and vsock of a plan.
 
 use super::types::{Memory, Topology};
 use crate::field::FieldError;
@@ -165,4 +165,31 @@ pub(super) fn rtc_offset(vmi: &Vmi, now_unix_seconds: i64, errors: &mut Vec<Fiel
             0
         }
     }
+}
+
+/// The guest's CID on the host's AF_VSOCK, if the VMI has one.
+pub(super) fn vhost_vsock_cid(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Option<u32> {
+    if !vmi.spec.domain.devices.autoattach_vsock {
+        return None;
+    }
+    let Some(given) = &vmi.vsock_cid else {
+        let path = vmi.at("domain.devices.autoattachVSOCK");
+        let text = format!(
+            "{path} needs a VirtualMachineInstance with status.VSOCKCID, which virt-controller sets under the feature \
+             gate VSOCK; leave the field out: every VM then has a vsock device of its own"
+        );
+        errors.push(FieldError::invalid(path, text));
+        return None;
+    };
+    let cid = given.as_u64().and_then(|cid| u32::try_from(cid).ok());
+    // The others are of the hypervisor, of loopback and of the host, and any CID.
+    let cid = cid.filter(|cid| (3..u32::MAX).contains(cid));
+    if cid.is_none() {
+        let text = format!(
+            "status.VSOCKCID '{given}' is not a number from 3 to {}",
+            u32::MAX - 1
+        );
+        errors.push(FieldError::invalid("status.VSOCKCID", text));
+    }
+    cid
 }

@@ -82,6 +82,9 @@ pub struct VmPlan {
     /// Give the guest a watchdog (i6300esb) with this action.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub watchdog: Option<WatchdogAction>,
+    /// The guest's CID on the host's AF_VSOCK, from 3 to 2^32 - 2, by vhost-vsock. None: a vsock device of the VM's own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub vhost_vsock_cid: Option<u32>,
     /// Serve metrics of host and VM on a port of the guest.
     #[serde(default)]
     pub downward_metrics: bool,

@@ -44,11 +44,7 @@ pub(super) const DEVICES: &[Field] = &[
     honoured("logSerialConsole", Bool),
     honoured("autoattachMemBalloon", Bool),
     noted("autoattachInputDevice", Bool, NO_GRAPHICS),
-    refused(
-        "autoattachVSOCK",
-        Bool,
-        "vhost-vsock is not supported; leave the field out: every VM of Husk has a vsock device of its own",
-    ),
+    honoured("autoattachVSOCK", Bool),
     honoured("rng", EMPTY),
     honoured("blockMultiQueue", Bool),
     honoured("networkInterfaceMultiqueue", Bool),

@@ -181,6 +181,8 @@ manifest! {
         autoattach_pod_interface: Option<bool>,
         autoattach_serial_console: Option<bool>,
         autoattach_mem_balloon: Option<bool>,
+        #[serde(rename = "autoattachVSOCK")]
+        autoattach_vsock: bool,
         log_serial_console: Option<bool>,
         disable_hotplug: bool,
         block_multi_queue: bool,

@@ -57,6 +57,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         },
         rng: false,
         balloon: false,
+        vhost_vsock_cid: None,
         downward_metrics: false,
         watchdog: Some(WatchdogAction::Pause),
         serial_console: false,
