@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use husk_vmi::VmPlan;
 use hyper_util::rt::TokioIo;
 use rustix::fs::{Mode, OFlags};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,6 +49,17 @@ pub enum VsockConnectError {
     /// The directory is gone: the VM has ended.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The host's kernel carries the guest's connections.
+    #[error(
+        "the guest has CID {cid} of this host (autoattachVSOCK): use a program of AF_VSOCK, such as \
+         `socat - VSOCK-CONNECT:{cid}:{port}`, or KubeVirt's subresource vsock"
+    )]
+    HostVsock {
+        /// The guest's CID.
+        cid: u32,
+        /// The port of the guest.
+        port: u32,
+    },
     /// The VM's vsock.sock does not let this program in.
     #[error("vsock.sock of {namespace}/{name}")]
     Socket {
@@ -67,6 +79,9 @@ pub enum VsockConnectError {
 
 /// Connects to a port of the guest by vsock.
 pub async fn connect_vsock(vm: &VmDir, port: u32) -> Result<UnixStream, VsockConnectError> {
+    if let Some(cid) = vhost_vsock_cid(vm) {
+        return Err(VsockConnectError::HostVsock { cid, port });
+    }
     let failed = |source| VsockConnectError::Socket {
         namespace: vm.namespace().into(),
         name: vm.name().into(),
@@ -87,6 +102,13 @@ pub async fn connect_vsock(vm: &VmDir, port: u32) -> Result<UnixStream, VsockCon
         }
     }
     Err(VsockConnectError::Refused(port))
+}
+
+/// The guest's CID on the host's AF_VSOCK, by the VM's plan.
+fn vhost_vsock_cid(vm: &VmDir) -> Option<u32> {
+    let plan = std::fs::read(vm.plan()).ok()?;
+    let plan: VmPlan = serde_json::from_slice(&plan).ok()?;
+    plan.vhost_vsock_cid
 }
 
 /// Connects to the monitor of a VM that [`crate::state::RuntimeDir`] listed or found.

@@ -43,6 +43,7 @@ mod sync;
 mod thousand;
 mod unprivileged;
 mod upgrade;
+mod vhost_vsock;
 mod volumes;
 mod vsock;
 mod watchdog;
@@ -76,6 +77,7 @@ pub const DEFAULT: &[Case] = &[
     pause::CASE,
     guest_agent::CASE,
     vsock::CASE,
+    vhost_vsock::CASE,
     stop::BUTTON,
     stop::GRACE,
     watchdog::CASE,

@@ -56,6 +56,12 @@ impl Manifest {
         self
     }
 
+    /// Sets a field of the status, as a cluster does.
+    pub fn status(mut self, field: &str, value: Value) -> Self {
+        self.object["status"][field] = value;
+        self
+    }
+
     /// Sets the CPU topology.
     pub fn cpu(self, sockets: u32, cores: u32, threads: u32) -> Self {
         self.set(

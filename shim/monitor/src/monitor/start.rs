@@ -19,8 +19,9 @@ use super::final_status::FinalStatus;
 use super::interfaces::{self, VmNetworkError};
 use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
-use super::vm_config::{GuestSockets, PreparedConfig};
+use super::vm_config::{GuestSockets, HostDevices, PreparedConfig};
 use super::vmm_events::VmmEvents;
+use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::StartMode;
 use crate::vm_environment::VmEnvironment;
@@ -44,6 +45,8 @@ pub(super) enum StartError {
     Network(#[from] VmNetworkError),
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    #[error(transparent)]
+    VhostVsock(#[from] VhostVsockError),
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     #[error("handing files to the VMM failed")]
@@ -90,7 +93,10 @@ pub(super) async fn start(
     start_mode: &mut StartMode,
 ) -> Result<StartedVm, StartError> {
     let program = VmmProgram::find().ok_or(SpawnError::NotFound)?;
-    let kvm = kvm::open()?;
+    let devices = HostDevices {
+        kvm: kvm::open()?,
+        vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
+    };
     let (volumes, nics) = tokio::try_join!(
         open_volumes(plan.clone(), environment.clone(), publisher),
         async { Ok(interfaces.prepare().await?) }
@@ -99,7 +105,7 @@ pub(super) async fn start(
     let probes = probes(&plan, &volumes);
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
     publisher.vmm_started();
-    let prepared = PreparedConfig::new(&plan, volumes, nics, kvm, sockets);
+    let prepared = PreparedConfig::new(&plan, volumes, nics, devices, sockets);
     match create_and_boot(&mut vmm, prepared, plan.start_paused, start_mode).await {
         Ok(events) => Ok(StartedVm { vmm, events, probes }),
         Err(failure) => match failure.volume_error(&paths) {

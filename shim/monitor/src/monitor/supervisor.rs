@@ -50,8 +50,8 @@ pub(super) struct Supervisor {
     ports: Vec<GuestPort>,
     agent: AgentActor,
     credentials: CredentialsPlan,
-    /// Serves vsock connections until the VM ends.
-    vsock: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Serves vsock connections until the VM ends. None: the host's kernel does.
+    vsock: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// The port of downward metrics, if the manifest asks for it.
     metrics: Option<(GuestChannel, MetricsSource)>,
     /// The disk of downward metrics, and the VMM's end of it.
@@ -110,7 +110,10 @@ impl Supervisor {
             publisher.subscribe(),
             guest_agent::needs(&plan.credentials),
         );
-        let vsock = vsock_actor(dir.path(), vmm.clone())?;
+        let mut vsock: Option<Pin<Box<dyn Future<Output = ()> + Send>>> = None;
+        if plan.vhost_vsock_cid.is_none() {
+            vsock = Some(Box::pin(vsock_actor(dir.path(), vmm.clone())?.run()));
+        }
         let metrics = if plan.downward_metrics {
             let (channel, port) = guest_channel(METRICS_PORT)?;
             ports.push(port);
@@ -151,7 +154,7 @@ impl Supervisor {
             ports,
             agent,
             credentials,
-            vsock: Box::pin(vsock.run()),
+            vsock,
             metrics,
             metrics_disk,
             status_server: StatusServer {
@@ -171,7 +174,7 @@ impl Supervisor {
         drop((self.console, self.handle));
         tokio::spawn(guest_agent::propagate(self.credentials, self.agent_handle));
         tokio::spawn(self.agent.run());
-        tokio::spawn(self.vsock);
+        self.vsock.map(tokio::spawn);
         if let Some((channel, source)) = self.metrics {
             tokio::spawn(downward_metrics::serve(channel, source));
         }

@@ -46,6 +46,7 @@ pub fn plan(name: &str) -> VmPlan {
         rng: true,
         balloon: false,
         watchdog: None,
+        vhost_vsock_cid: None,
         downward_metrics: false,
         serial_console: true,
         acpi: true,

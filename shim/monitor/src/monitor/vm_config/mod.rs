@@ -39,6 +39,14 @@ pub(super) struct GuestSockets {
     pub(super) metrics_disk: Option<OwnedFd>,
 }
 
+/// The host's devices that the VMM needs, except those of disks and interfaces.
+#[derive(Debug)]
+pub(super) struct HostDevices {
+    pub(super) kvm: OwnedFd,
+    /// vhost-vsock with the CID of the plan.
+    pub(super) vhost_vsock: Option<OwnedFd>,
+}
+
 /// A configuration and its descriptors. The descriptors must be sent first.
 #[derive(Debug)]
 pub(super) struct PreparedConfig {
@@ -51,7 +59,7 @@ impl PreparedConfig {
         plan: &VmPlan,
         volumes: Volumes,
         nics: Vec<OpenNic>,
-        kvm: OwnedFd,
+        devices: HostDevices,
         mut sockets: GuestSockets,
     ) -> PreparedConfig {
         let mut descriptors = Vec::new();
@@ -128,13 +136,14 @@ impl PreparedConfig {
             }),
             console: sockets.console.map(&mut fd),
             rtc_offset_seconds: plan.rtc_offset_seconds,
-            kvm: Some(fd(kvm)),
+            kvm: Some(fd(devices.kvm)),
             ports: sockets
                 .ports
                 .into_iter()
                 .map(|open| port(open, &mut fd))
                 .collect(),
-            vsock_cid: GUEST_CID,
+            vsock_cid: plan.vhost_vsock_cid.unwrap_or(GUEST_CID),
+            vhost_vsock: devices.vhost_vsock.map(&mut fd),
         };
         PreparedConfig { config, descriptors }
     }

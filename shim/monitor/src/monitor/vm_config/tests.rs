@@ -73,6 +73,13 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
     }
 }
 
+fn devices() -> HostDevices {
+    HostDevices {
+        kvm: tempfile::tempfile().unwrap().into(),
+        vhost_vsock: None,
+    }
+}
+
 #[test]
 fn disk_config_matches_the_plan() {
     let open = |block_sizes| OpenDisk {
@@ -147,8 +154,7 @@ fn scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         kernel: None,
         initrd: None,
     };
-    let kvm = tempfile::tempfile().unwrap().into();
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, GuestSockets::default());
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), GuestSockets::default());
     assert_eq!(prepared.descriptors.len(), 2);
     assert_eq!(prepared.config.disks, []);
     let told: Vec<_> = prepared
@@ -185,8 +191,7 @@ fn the_watchdog_has_the_action_of_the_plan() {
             kernel: None,
             initrd: None,
         };
-        let kvm = tempfile::tempfile().unwrap().into();
-        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, GuestSockets::default());
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), GuestSockets::default());
         prepared.config.watchdog.map(|watchdog| watchdog.action())
     };
     assert_eq!(told(None), None);
@@ -222,7 +227,7 @@ fn the_disk_of_downward_metrics_has_the_monitors_file() {
         metrics_disk: Some(file()),
         ..GuestSockets::default()
     };
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), sockets);
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), sockets);
     let disk = &prepared.config.disks[0];
     assert!(disk.file.is_some() && disk.read_only, "{disk:?}");
     assert_eq!(prepared.descriptors.len(), 2);
@@ -254,7 +259,7 @@ fn lun_config_includes_the_privileged_socket() {
             kernel: None,
             initrd: None,
         };
-        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), GuestSockets::default());
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), GuestSockets::default());
         assert_eq!(prepared.descriptors.len(), 2 + usize::from(privileged));
         let scsi = prepared.config.scsi_disks.into_iter().next().unwrap();
         assert_eq!(scsi.r#type(), Type::Lun);
@@ -287,7 +292,7 @@ fn overlay_config_includes_its_base() {
         kernel: None,
         initrd: None,
     };
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), GuestSockets::default());
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), GuestSockets::default());
     assert_eq!(prepared.descriptors.len(), 3);
     let disk = &prepared.config.disks[0];
     assert_eq!(
@@ -312,11 +317,32 @@ fn sockets_are_sent_by_the_names_of_their_ports() {
         kernel: None,
         initrd: None,
     };
-    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), sockets);
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices(), sockets);
     assert_eq!(prepared.descriptors.len(), 4);
     let [first, second] = &prepared.config.ports[..] else {
         panic!("{:?}", prepared.config.ports)
     };
     assert_eq!((&first.name[..], &second.name[..]), ("first", "second"));
     assert!(first.stream.is_some() && first.stream != second.stream);
+}
+
+#[test]
+fn the_guest_has_the_cid_of_the_plan() {
+    let told = |cid| {
+        let mut vm = plan(|_| {});
+        vm.disks.clear();
+        vm.vhost_vsock_cid = cid;
+        let volumes = Volumes {
+            disks: Vec::new(),
+            kernel: None,
+            initrd: None,
+        };
+        let mut devices = devices();
+        devices.vhost_vsock = cid.map(|_| tempfile::tempfile().unwrap().into());
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), devices, GuestSockets::default());
+        let PreparedConfig { config, descriptors } = prepared;
+        (config.vsock_cid, config.vhost_vsock.is_some(), descriptors.len())
+    };
+    assert_eq!(told(None), (GUEST_CID, false, 1));
+    assert_eq!(told(Some(1234)), (1234, true, 2));
 }

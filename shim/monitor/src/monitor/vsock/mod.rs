@@ -3,6 +3,7 @@
 //! connected sockets, so that no byte of a connection passes the monitor.
 
 mod handshake;
+pub(super) mod vhost;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
