@@ -1,7 +1,7 @@
 //! `husk-agent`: the agent of a node, in the place of KubeVirt's virt-handler.
 //!
 //! ```text
-//! kubelet ◀── device_plugin: devices.kubevirt.io/{kvm,tun,vhost-net} ── registered ──▶ node: heartbeat, labels ──▶ API server
+//! kubelet ◀── device_plugin: devices.kubevirt.io/{kvm,tun,vhost-net,vhost-vsock} ── registered ──▶ node: heartbeat, labels ──▶ API server
 //! shim ◀── pod.sock ── vmi: an actor per VMI ◀── watch, status ──▶ API server
 //!   ▲── pod.sock ── rest: console, pause, reset ◀── HTTP over mutual TLS ── virt-api
 //!   ▲── pod.sock ── monitoring: health, metrics ◀── HTTP over TLS ── kubelet, Prometheus
@@ -34,6 +34,7 @@ use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
 use monitoring::Readiness;
 use node::{LauncherPods, NodeActor, NodeShim, Present};
+use rest::VsockCertificateDir;
 use service::CertificateFiles;
 use vmi::{PodsDir, RuntimeDir, VmiController};
 
@@ -94,6 +95,15 @@ struct Args {
         default_value = "/etc/virt-handler/servercertificates"
     )]
     certificate_dir: PathBuf,
+
+    /// Directory of the client certificate that a guest's TLS server is shown by a connection through the subresource vsock,
+    /// tls.crt and tls.key, as virt-operator makes them for virt-handler
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/etc/virt-handler/vsockclientcertificates"
+    )]
+    vsock_certificate_dir: PathBuf,
 
     /// Namespace of KubeVirt, which has its CAs
     #[arg(
@@ -199,6 +209,7 @@ async fn run(args: Args) -> Result<(), String> {
         rest_tls,
         finder,
         events.clone(),
+        VsockCertificateDir(args.vsock_certificate_dir),
         stopped.clone(),
     ));
     let shim = NodeShim::new(args.husk, NODE_ROOT.into(), args.versions_dir);

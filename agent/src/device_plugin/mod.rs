@@ -1,5 +1,5 @@
-//! The node's devices as extended resources: `devices.kubevirt.io/{kvm,tun,vhost-net}`. A launcher pod asks for them,
-//! though Husk's shim opens the devices itself.
+//! The node's devices as extended resources: `devices.kubevirt.io/{kvm,tun,vhost-net,vhost-vsock}`. A launcher pod
+//! asks for them, though Husk's shim opens the devices itself.
 //!
 //! ```text
 //! kubelet ◀── Register on kubelet.sock ── DevicePlugin ── health of the device ──▶ watch
@@ -62,11 +62,13 @@ pub struct NodeDevice {
 
 /// The devices that KubeVirt's launcher pods ask for.
 #[must_use]
-pub fn node_devices() -> [NodeDevice; 3] {
+pub fn node_devices() -> [NodeDevice; 4] {
     [
         ("kvm", "/dev/kvm"),
         ("tun", "/dev/net/tun"),
         ("vhost-net", "/dev/vhost-net"),
+        // Only with KubeVirt's feature gate VSOCK do pods ask for it.
+        ("vhost-vsock", "/dev/vhost-vsock"),
     ]
     .map(|(name, path)| NodeDevice {
         name,

@@ -16,9 +16,9 @@ use tonic::Streaming;
 use super::{CALL_TIMEOUT, Context, Error, NO_ANSWER, Target};
 
 /// The subprotocol that virt-api asks for.
-const PROTOCOL: &str = "plain.kubevirt.io";
+pub(super) const PROTOCOL: &str = "plain.kubevirt.io";
 /// Largest message of a client, in bytes; the shim takes no larger input at once.
-const MAX_MESSAGE: usize = 64 << 10;
+pub(super) const MAX_MESSAGE: usize = 64 << 10;
 /// Messages between the websocket and the shim.
 const QUEUE: usize = 16;
 

@@ -4,6 +4,7 @@
 
 mod console;
 mod guest;
+mod vsock;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use tokio::time::timeout;
 use crate::event::{EventSender, Kind};
 use crate::service::{Service, TlsSettings};
 use crate::vmi::{RunningVm, VmiFinder};
+pub use vsock::VsockCertificateDir;
 
 /// Connections at the same time. Others wait.
 const MAX_CONNECTIONS: usize = 1024;
@@ -35,6 +37,7 @@ const NO_ANSWER: &str = "the shim of the VM does not answer";
 struct Context {
     vmis: VmiFinder,
     events: EventSender,
+    vsock: VsockCertificateDir,
 }
 
 /// An error for virt-api.
@@ -65,11 +68,12 @@ pub async fn serve(
     tls: watch::Receiver<Option<Arc<TlsSettings>>>,
     vmis: VmiFinder,
     events: EventSender,
+    vsock: VsockCertificateDir,
     stop: watch::Receiver<bool>,
 ) {
     let service = Service {
         name: "REST",
-        router: router(Context { vmis, events }),
+        router: router(Context { vmis, events, vsock }),
         connections: MAX_CONNECTIONS,
         // All are of virt-api.
         connections_per_peer: MAX_CONNECTIONS,
@@ -98,10 +102,7 @@ fn router(context: Context) -> Router {
         .route("/vnc", get(no_display))
         .route("/vnc/screenshot", get(no_display))
         .route("/usbredir", get(refused("the VM has no USB controller")))
-        .route(
-            "/vsock",
-            get(refused("vsock over the API server is not supported")),
-        )
+        .route("/vsock", get(vsock::vsock))
         .route("/backup", put(no_backup))
         .route("/redefine-checkpoint", put(no_backup))
         .route("/sev/fetchcertchain", get(no_sev))

@@ -55,7 +55,14 @@ impl Agent {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (settings, tls) = watch::channel(Some(Arc::new(authority.settings())));
-        tokio::spawn(serve(listener, tls, finder, events, stopped));
+        tokio::spawn(serve(
+            listener,
+            tls,
+            finder,
+            events,
+            VsockCertificateDir(dir.path().into()),
+            stopped,
+        ));
         while api.vmi("vm")["status"]["phase"] != "Running" {
             sleep(Duration::from_millis(5)).await;
         }
@@ -161,7 +168,6 @@ async fn unsupported_subresources_return_a_reason() {
         ("GET", "vnc", 400, "display"),
         ("GET", "vnc/screenshot", 400, "display"),
         ("GET", "usbredir", 400, "USB"),
-        ("GET", "vsock", 400, "vsock"),
         ("PUT", "backup", 400, "blocks"),
         ("GET", "sev/fetchcertchain", 400, "confidential"),
     ] {

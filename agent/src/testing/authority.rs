@@ -9,10 +9,11 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::service::TlsSettings;
 
@@ -65,6 +66,26 @@ impl Authority {
         let Identity { certificate, key } = self.server();
         let cas = self.0.pem();
         TlsSettings::for_virt_api(certificate.as_bytes(), key.as_bytes(), cas.as_bytes()).unwrap()
+    }
+
+    /// A server in a guest, with a certificate of its own, that wants a client of this authority.
+    pub fn guest_acceptor(&self) -> TlsAcceptor {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(self.0.pem().as_bytes()).unwrap())
+            .unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        let Identity { certificate, key } = Authority::new().server();
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_client_cert_verifier(verifier.build().unwrap())
+            .with_single_cert(
+                vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            );
+        TlsAcceptor::from(Arc::new(config.unwrap()))
     }
 
     /// Connects as a client that trusts this authority.

@@ -1,0 +1,182 @@
+//! A port of the guest, by the host's AF_VSOCK, as a websocket: binary frames are the bytes of the connection.
+
+mod tls;
+
+use std::io;
+use std::path::PathBuf;
+
+use axum::body::Bytes;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::{Query, State};
+use axum::response::Response;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::time::timeout;
+use tokio_vsock::{VsockAddr, VsockStream};
+
+use super::console::{MAX_MESSAGE, PROTOCOL};
+use super::{CALL_TIMEOUT, Context, Error, Target};
+use crate::vmi::Vmi;
+
+/// Largest message to the client, in bytes.
+const CHUNK: usize = 32 << 10;
+/// CIDs of guests. The smaller ones are the hypervisor's and the host's, and the last one is any.
+const GUEST_CIDS: std::ops::Range<u64> = 3..u32::MAX as u64;
+
+/// The parameters of a request, as strings: a missing one and a wrong one have KubeVirt's status.
+type Parameters = Query<std::collections::HashMap<String, String>>;
+
+/// A stream of bytes.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// The directory of the client certificate that guests see, with `tls.crt` and `tls.key`.
+#[derive(Debug, Clone)]
+pub struct VsockCertificateDir(pub PathBuf);
+
+pub async fn vsock(
+    State(context): State<Context>,
+    target: Target,
+    Query(parameters): Parameters,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, Error> {
+    let vm = context.find(target).await?;
+    let cid = cid(&vm.vmi)?;
+    let port = port(parameters.get("port").map_or("", String::as_str))?;
+    let with_tls = boolean(parameters.get("tls").map_or("", String::as_str))?;
+    // The guest answers before the websocket is there, so that its refusal is an HTTP status.
+    let connected = timeout(CALL_TIMEOUT, connect(cid, port, with_tls, &context.vsock)).await;
+    let stream = match connected {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(Error::failed(format!("port {port} of CID {cid}: {error}"))),
+        Err(_) => return Err(Error::failed(format!("port {port} of CID {cid} does not answer"))),
+    };
+    let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MAX_MESSAGE);
+    Ok(upgrade.on_upgrade(async move |socket| copy(socket, stream).await))
+}
+
+/// The guest's CID of this node.
+fn cid(vmi: &Vmi) -> Result<u32, Error> {
+    if vmi.spec()["domain"]["devices"]["autoattachVSOCK"] != true {
+        return Err(Error::bad("VM doesn't have VSOCK enabled"));
+    }
+    let cid = vmi.status()["VSOCKCID"].as_u64();
+    let cid = cid.filter(|cid| GUEST_CIDS.contains(cid)).map(u32::try_from);
+    match cid {
+        Some(Ok(cid)) => Ok(cid),
+        _ => Err(Error::failed("status.VSOCKCID is not the CID of a guest")),
+    }
+}
+
+fn port(text: &str) -> Result<u32, Error> {
+    let number = text.parse();
+    number.map_err(|error| Error::bad(format!("port {text:?}: {error}")))
+}
+
+/// A boolean as Go's ParseBool reads it, which virt-api uses too; false without one.
+fn boolean(text: &str) -> Result<bool, Error> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err(Error::bad(format!("tls {text:?} is neither true nor false"))),
+    }
+}
+
+async fn connect(
+    cid: u32,
+    port: u32,
+    with_tls: bool,
+    certificate: &VsockCertificateDir,
+) -> io::Result<Box<dyn Stream>> {
+    let stream = VsockStream::connect(VsockAddr::new(cid, port)).await?;
+    match with_tls {
+        true => Ok(Box::new(tls::connect(stream, &certificate.0).await?)),
+        false => Ok(Box::new(stream)),
+    }
+}
+
+/// Copies in both directions until one of them ends.
+async fn copy(socket: WebSocket, stream: Box<dyn Stream>) {
+    let (sink, messages) = socket.split();
+    let (reader, writer) = tokio::io::split(stream);
+    tokio::select! {
+        () = to_guest(messages, writer) => {}
+        () = from_guest(reader, sink) => {}
+    }
+}
+
+async fn to_guest(mut messages: SplitStream<WebSocket>, mut writer: WriteHalf<Box<dyn Stream>>) {
+    while let Some(Ok(message)) = messages.next().await {
+        let written = match message {
+            Message::Binary(data) => writer.write_all(&data).await,
+            Message::Close(_) => break,
+            Message::Text(_) | Message::Ping(_) | Message::Pong(_) => continue,
+        };
+        if written.is_err() {
+            // The guest has ended the connection, and the other direction sees it.
+            std::future::pending::<()>().await;
+        }
+    }
+    let _ = writer.shutdown().await;
+}
+
+async fn from_guest(mut reader: ReadHalf<Box<dyn Stream>>, mut sink: SplitSink<WebSocket, Message>) {
+    let mut buffer = vec![0; CHUNK];
+    while let Ok(len @ 1..) = reader.read(&mut buffer).await {
+        let data = Bytes::copy_from_slice(&buffer[..len]);
+        if sink.send(Message::Binary(data)).await.is_err() {
+            return;
+        }
+    }
+    let end = CloseFrame {
+        code: close_code::NORMAL,
+        reason: "".into(),
+    };
+    let _ = sink.send(Message::Close(Some(end))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::DynamicObject;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn vmi(enabled: bool, cid: Value) -> Vmi {
+        let resource = crate::vmi::testing::scheduled("vm");
+        let mut vmi: DynamicObject = serde_json::from_value(resource).unwrap();
+        vmi.data["spec"]["domain"]["devices"]["autoattachVSOCK"] = json!(enabled);
+        vmi.data["status"]["VSOCKCID"] = cid;
+        Vmi(vmi)
+    }
+
+    #[test]
+    fn the_cid_is_that_of_a_guest() {
+        assert_eq!(cid(&vmi(true, json!(1234))).unwrap(), 1234);
+        assert_eq!(cid(&vmi(true, json!(u32::MAX - 1))).unwrap(), u32::MAX - 1);
+        assert_eq!(cid(&vmi(false, json!(1234))).unwrap_err().0, 400);
+        for other in [
+            Value::Null,
+            json!(0),
+            json!(2),
+            json!(u32::MAX),
+            json!(1_u64 << 32),
+            json!("3"),
+            json!(-1),
+        ] {
+            assert_eq!(cid(&vmi(true, other.clone())).unwrap_err().0, 500, "{other}");
+        }
+    }
+
+    #[test]
+    fn wrong_parameters_are_the_clients_errors() {
+        assert_eq!(port("5000").unwrap(), 5000);
+        for wrong in ["", "-1", "4294967296", "x"] {
+            let error = port(wrong).unwrap_err();
+            assert!(error.0 == 400 && error.1.contains("port"), "{error:?}");
+        }
+        assert!(boolean("true").unwrap() && !boolean("").unwrap() && !boolean("0").unwrap());
+        assert_eq!(boolean("yes").unwrap_err().0, 400);
+    }
+}
