@@ -194,6 +194,7 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::examples::CASE,
     kubevirt::guest_agent::CASE,
     kubevirt::snapshot::CASE,
+    kubevirt::vsock::CASE,
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
     kubevirt::kills::CASE,

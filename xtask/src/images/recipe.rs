@@ -125,11 +125,17 @@ const NETWORK: Kind = Kind::Initramfs {
     modules: &["virtio_net", "8021q"],
 };
 
-/// An initramfs with QEMU's guest agent, a file system that it can freeze, and a network whose addresses it tells.
+/// An initramfs with QEMU's guest agent, a file system that it can freeze, a network whose addresses it tells, and vsock.
 const AGENT: Kind = Kind::Initramfs {
-    packages: &["iproute2", "qemu-guest-agent"],
-    programs: &["ip", "qemu-ga"],
-    modules: &["virtio_console", "ext4", "virtio_net", "8021q"],
+    packages: &["iproute2", "qemu-guest-agent", "socat"],
+    programs: &["ip", "qemu-ga", "socat"],
+    modules: &[
+        "virtio_console",
+        "ext4",
+        "virtio_net",
+        "8021q",
+        "vmw_vsock_virtio_transport",
+    ],
 };
 
 /// An initramfs with a driver of vsock, and socat.

@@ -12,3 +12,4 @@ pub mod network;
 pub mod node;
 pub mod sets;
 pub mod snapshot;
+pub mod vsock;

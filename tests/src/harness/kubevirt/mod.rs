@@ -91,6 +91,11 @@ impl<'s> KubeVirt<'s> {
         self.ctx.finish(command, CALL)
     }
 
+    /// Starts `kubectl`, whose output is also in its log.
+    pub fn kubectl_session(&self, words: &[&str]) -> Result<Session> {
+        Session::piped(self.client("kubectl", words), &self.ctx.log("kubectl.log"))
+    }
+
     /// Runs `virtctl` until it ends.
     pub fn virtctl(&self, words: &[&str]) -> Result<CommandResult> {
         self.ctx.finish(self.client("virtctl", words), CALL)
