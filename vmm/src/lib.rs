@@ -9,6 +9,7 @@ pub mod control;
 pub mod cpuid;
 pub mod interrupts;
 pub mod kvm;
+pub mod kvm_struct;
 pub mod layout;
 pub mod machine;
 pub mod memory_trim;
