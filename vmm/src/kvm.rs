@@ -23,6 +23,26 @@ pub enum KvmError {
     /// Guest memory does not hold the structures of the boot protocol.
     #[error("guest memory is too small for the boot structures")]
     NoBootMemory,
+    /// More MSRs than one ioctl takes.
+    #[error("{0} MSRs are too many for one call of KVM")]
+    TooManyMsrs(usize),
+    /// KVM lists MSRs that it does not read, so that a vCPU's state would be incomplete.
+    #[error("KVM lists MSRs that it cannot read: {}", hexadecimal(.0))]
+    UnreadableMsrs(Vec<u32>),
+    /// KVM does not write an MSR.
+    #[error("KVM refuses the value {value:#x} of MSR {index:#x}")]
+    UnwritableMsr {
+        /// Number of the MSR.
+        index: u32,
+        /// The refused value.
+        value: u64,
+    },
+    /// The vCPU uses a feature whose state cannot be saved.
+    #[error("the vCPU uses {0}, whose state cannot be saved or restored")]
+    UnsavedFeature(&'static str),
+    /// The saved TSC frequency, in kHz, which the host's KVM cannot provide.
+    #[error("the host cannot provide the guest's TSC frequency of {0} kHz")]
+    TscFrequency(u32),
     /// An ioctl failed.
     #[error("KVM {operation}: {source}")]
     Ioctl {
@@ -31,6 +51,11 @@ pub enum KvmError {
         /// The cause.
         source: kvm_ioctls::Error,
     },
+}
+
+fn hexadecimal(numbers: &[u32]) -> String {
+    let texts: Vec<_> = numbers.iter().map(|n| format!("{n:#x}")).collect();
+    texts.join(", ")
 }
 
 /// Returns a conversion that adds the operation to an ioctl's error.

@@ -16,3 +16,4 @@ pub mod memory_trim;
 pub mod ram;
 pub mod smbios;
 pub mod vcpu;
+pub mod vm_state;

@@ -261,7 +261,7 @@ const SCSI_PROBE: &[AllowedSyscall] = &[ioctl(0x2282)];
 
 const KVM_RUN: &[AllowedSyscall] = &[ioctl(0xae80)];
 
-/// State of a vCPU: pause, reset, error report.
+/// State of a vCPU: pause, reset, save, restore, error report.
 const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0xaead),      // KVM_KVMCLOCK_CTRL
     ioctl(0xc008_ae88), // KVM_GET_MSRS
@@ -276,6 +276,18 @@ const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0x4080_aea2), // KVM_SET_DEBUGREGS
     ioctl(0x5000_aea5), // KVM_SET_XSAVE
     ioctl(0x4188_aea7), // KVM_SET_XCRS
+    // A pause reads the TSC, with its frequency and offset; resuming sets it.
+    ioctl(0xaea3),      // KVM_GET_TSC_KHZ
+    ioctl(0x4018_aee2), // KVM_GET_DEVICE_ATTR
+    ioctl(0x4018_aee1), // KVM_SET_DEVICE_ATTR
+    // The rest of what a save reads.
+    ioctl(0xc008_ae91), // KVM_GET_CPUID2
+    ioctl(0x8004_ae98), // KVM_GET_MP_STATE
+    ioctl(0x8040_ae9f), // KVM_GET_VCPU_EVENTS
+    ioctl(0x8080_aea1), // KVM_GET_DEBUGREGS
+    ioctl(0x8188_aea6), // KVM_GET_XCRS
+    ioctl(0x9000_aea4), // KVM_GET_XSAVE
+    ioctl(0x8400_ae8e), // KVM_GET_LAPIC
 ];
 
 /// Interrupts and ioeventfds, connected by drivers and by the threads that reset devices.
@@ -285,10 +297,11 @@ const KVM_WIRING: &[AllowedSyscall] = &[
     ioctl(0x4008_ae6a), // KVM_SET_GSI_ROUTING
 ];
 
-/// The machine: pause, resume, reset. It is created before the filter is installed.
+/// The machine: pause, resume, reset, save. It is created before the filter is installed.
 const KVM_MACHINE: &[AllowedSyscall] = &[
     ioctl(0x8030_ae7c), // KVM_GET_CLOCK
     ioctl(0x4030_ae7b), // KVM_SET_CLOCK
+    ioctl(0xc208_ae62), // KVM_GET_IRQCHIP
     ioctl(0x8208_ae63), // KVM_SET_IRQCHIP
     when(SYS_tgkill, is(2, KICK_SIGNAL)),
 ];

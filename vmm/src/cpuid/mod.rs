@@ -6,21 +6,16 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 mod amd;
+mod bit;
 mod register;
 mod topology;
 
 use register::field;
 use topology::bits;
 
+pub use bit::{CpuidBit, Register};
 pub use topology::{Topology, TopologyError};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Register {
-    Eax,
-    Ebx,
-    Ecx,
-    Edx,
-}
 use Register::{Eax, Ebx, Ecx, Edx};
 
 fn register(entry: &mut kvm_cpuid_entry2, which: Register) -> &mut u32 {

@@ -16,9 +16,6 @@ use husk_virtio_console::PortSetup;
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
 use husk_virtio_vsock::VsockHandle;
-use kvm_bindings::{
-    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
-};
 use kvm_ioctls::VmFd;
 use tokio::sync::oneshot;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
@@ -33,7 +30,9 @@ use crate::layout::{self, Layout};
 use crate::ram::{GuestRam, MemoryBacking};
 use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
+use crate::vcpu::state::tsc::SavedTsc;
 use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
+use crate::vm_state::{ClockGap, SavedClock, SavedIrqchips};
 use event::{EventFn, halt_on_final_event};
 use registry::DeviceRegistry;
 
@@ -93,10 +92,10 @@ pub struct Machine {
     scsi: ScsiHandle,
     vsock: Option<VsockHandle>,
     vcpus: Vec<Vcpu>,
-    irqchips: [kvm_irqchip; 3],
+    irqchips: SavedIrqchips,
     halted: Arc<AtomicBool>,
-    /// The guest's clock and TSC while the machine is paused.
-    stopped_clock: Option<(kvm_clock_data, Option<u64>)>,
+    /// The guest's clock and TSCs while the machine is paused.
+    stopped_clock: Option<SavedClock>,
 }
 
 impl std::fmt::Debug for Machine {
@@ -106,18 +105,6 @@ impl std::fmt::Debug for Machine {
             .field("topology", &self.topology)
             .finish_non_exhaustive()
     }
-}
-
-fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
-    let mut chips =
-        [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC].map(|chip_id| kvm_irqchip {
-            chip_id,
-            ..Default::default()
-        });
-    for chip in &mut chips {
-        vm.get_irqchip(chip).map_err(failed("read irqchip"))?;
-    }
-    Ok(chips)
 }
 
 impl Machine {
@@ -198,7 +185,7 @@ impl Machine {
                 sink: vcpu_sink(event),
             },
         )?;
-        let irqchips = read_irqchips(&vm)?;
+        let irqchips = SavedIrqchips::capture(&vm)?;
         Ok(Self {
             vm,
             ram,
@@ -242,14 +229,9 @@ impl Machine {
 
     /// Runs the vCPUs, from where they were paused or from the entry point.
     pub fn run(&mut self) -> Result<(), MachineError> {
-        if let Some((clock, tsc)) = self.stopped_clock {
-            self.vm.set_clock(&clock).map_err(failed("set clock"))?;
-            for vcpu in tsc
-                .iter()
-                .flat_map(|tsc| self.vcpus.iter().map(move |v| (v, *tsc)))
-            {
-                vcpu.0.set_tsc(vcpu.1)?;
-            }
+        if let Some(clock) = &self.stopped_clock {
+            clock.restore(&self.vm, ClockGap::Hidden)?;
+            vcpu::set_tscs(&self.vcpus, &clock.tscs)?;
             self.stopped_clock = None;
         }
         self.devices.components.resume();
@@ -259,7 +241,7 @@ impl Machine {
         Ok(())
     }
 
-    fn stop_vcpus(&self) -> Result<Option<u64>, MachineError> {
+    fn stop_vcpus(&self) -> Result<Vec<SavedTsc>, MachineError> {
         Ok(vcpu::pause_all(&self.vcpus, vcpu::RESPONSE_TIMEOUT)?)
     }
 
@@ -271,18 +253,10 @@ impl Machine {
         if self.stopped_clock.is_some() {
             return Ok(());
         }
-        let tsc = self.stop_vcpus()?;
-        let mut clock = match self.vm.get_clock() {
-            Ok(clock) => clock,
-            Err(error) => {
-                vcpu::resume_all(&self.vcpus);
-                return Err(failed("read clock")(error).into());
-            }
-        };
-        // Only the clock itself is restored. A realtime or TSC correction would make it jump.
-        clock.flags = 0;
+        let tscs = self.stop_vcpus()?;
+        let clock = SavedClock::capture(&self.vm, tscs).inspect_err(|_| vcpu::resume_all(&self.vcpus))?;
         self.devices.components.pause();
-        self.stopped_clock = Some((clock, tsc));
+        self.stopped_clock = Some(clock);
         Ok(())
     }
 
@@ -311,9 +285,7 @@ impl Machine {
         self.stop_vcpus()?;
         self.stopped_clock = None;
         self.devices.components.reset();
-        for chip in &self.irqchips {
-            self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
-        }
+        self.irqchips.restore(&self.vm)?;
         self.reap_ejected();
         // SAFETY: vCPUs and devices were stopped above, and a reset comes before the kernel is loaded.
         unsafe { self.ram.clear() }?;

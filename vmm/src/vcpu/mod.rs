@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use husk_devices::bus::Bus;
 use husk_seccomp::{ThreadRole, install};
@@ -16,12 +16,19 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use crate::kvm::KvmError;
 
 pub mod entry;
+mod pause;
+mod saved;
 pub mod signal;
 pub mod state;
 
 use entry::CpuEntry;
+use pause::PendingPause;
 use signal::Kicker;
 use state::VcpuState;
+use state::tsc::{self, SavedTsc, TscTarget};
+
+pub use pause::{pause_all, resume_all, set_tscs};
+pub use saved::SavedVcpu;
 
 /// Maximum time a vCPU may take to answer a command. Only a device model that hangs in a vCPU exit takes longer.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,19 +89,24 @@ pub enum VcpuError {
     },
 }
 
+type Reply<T> = Sender<Result<T, KvmError>>;
+
 enum VcpuCommand {
     Run,
     /// Parks the vCPU and answers with the guest's TSC.
-    Pause(Sender<Option<u64>>),
-    SetTsc(u64),
+    Pause(Reply<SavedTsc>),
+    /// Sets the guest's TSC, and answers with its offset.
+    SetTsc(TscTarget, Reply<Option<u64>>),
+    Save(Reply<Box<SavedVcpu>>),
+    Restore(Box<SavedVcpu>, Reply<()>),
     /// Restores power-on state and, on the boot processor, the state at the entry point.
-    Reset(Option<CpuEntry>, Sender<Result<(), KvmError>>),
+    Reset(Option<CpuEntry>, Reply<()>),
 }
 
 impl VcpuCommand {
     /// True if the vCPU leaves the guest for this command.
     fn stops_guest(&self) -> bool {
-        matches!(self, Self::Pause(_) | Self::Reset(..))
+        !matches!(self, Self::Run)
     }
 }
 
@@ -110,7 +122,8 @@ pub struct Vcpu {
 impl Vcpu {
     /// Starts the actor, paused. `msrs` are the indices of the MSRs that KVM saves and restores.
     pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
-        let initial = VcpuState::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
+        let initial = VcpuState::power_on(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
+        let msrs = msrs.into();
         let (commands, mailbox) = mpsc::channel();
         let kicker = Kicker::default();
         let theirs = kicker.clone();
@@ -123,6 +136,7 @@ impl Vcpu {
                 let actor = VcpuActor {
                     index,
                     initial,
+                    msrs,
                     mailbox,
                     context,
                 };
@@ -166,67 +180,42 @@ impl Vcpu {
         })
     }
 
-    /// Sets the guest's TSC. The vCPU must be paused.
-    pub fn set_tsc(&self, tsc: u64) -> Result<(), VcpuError> {
-        self.send(VcpuCommand::SetTsc(tsc))
+    /// Sends a command that is answered, and waits for the answer.
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VcpuCommand) -> Result<T, VcpuError> {
+        let index = self.index;
+        let (reply, answer) = mpsc::channel();
+        self.send(command(reply))?;
+        answer
+            .recv_timeout(RESPONSE_TIMEOUT)
+            .map_err(|_| VcpuError::Unresponsive(index))?
+            .map_err(|source| VcpuError::Kvm { index, source })
+    }
+
+    /// Sets the guest's TSC. Returns its offset to the host's, if KVM tells it. The vCPU must be paused.
+    pub fn set_tsc(&self, target: TscTarget) -> Result<Option<u64>, VcpuError> {
+        self.ask(|reply| VcpuCommand::SetTsc(target, reply))
+    }
+
+    /// Reads CPUID and state. The vCPU must be paused.
+    ///
+    /// # Errors
+    /// If a part cannot be read, or the vCPU uses a feature whose state is not saved.
+    pub fn save(&self) -> Result<Box<SavedVcpu>, VcpuError> {
+        self.ask(VcpuCommand::Save)
+    }
+
+    /// Writes saved state to this vCPU, which must be paused, and was created with the CPUID of that state. Guest
+    /// memory comes before.
+    ///
+    /// # Errors
+    /// If KVM refuses a part. The vCPU must not run then.
+    pub fn restore(&self, saved: Box<SavedVcpu>) -> Result<(), VcpuError> {
+        self.ask(|reply| VcpuCommand::Restore(saved, reply))
     }
 
     /// Restores power-on state and, on the boot processor, sets the registers of `entry`. The vCPU must be paused.
     pub fn reset(&self, entry: Option<CpuEntry>) -> Result<(), VcpuError> {
-        let (reply, answer) = mpsc::channel();
-        self.send(VcpuCommand::Reset(entry, reply))?;
-        let done = answer
-            .recv_timeout(RESPONSE_TIMEOUT)
-            .map_err(|_| VcpuError::Unresponsive(self.index))?;
-        done.map_err(|source| VcpuError::Kvm {
-            index: self.index,
-            source,
-        })
-    }
-}
-
-/// Pauses every vCPU and waits until all are out of the guest, for `timeout` at most. Returns the highest TSC.
-///
-/// # Errors
-/// If one vCPU fails or does not answer in time, all of them are resumed.
-pub fn pause_all(vcpus: &[Vcpu], timeout: Duration) -> Result<Option<u64>, VcpuError> {
-    let paused = try_pause_all(vcpus, Instant::now() + timeout);
-    if paused.is_err() {
-        resume_all(vcpus);
-    }
-    paused
-}
-
-fn try_pause_all(vcpus: &[Vcpu], deadline: Instant) -> Result<Option<u64>, VcpuError> {
-    let pending = vcpus.iter().map(Vcpu::pause).collect::<Result<Vec<_>, _>>()?;
-    let mut tsc = None;
-    for vcpu in pending {
-        tsc = tsc.max(vcpu.wait(deadline)?);
-    }
-    Ok(tsc)
-}
-
-/// Resumes every vCPU after a pause that failed. A vCPU that was late handles this command after the one to pause. A
-/// vCPU whose thread has ended has reported that itself.
-pub fn resume_all(vcpus: &[Vcpu]) {
-    for vcpu in vcpus {
-        let _ = vcpu.run();
-    }
-}
-
-/// A pause that a vCPU has been sent.
-#[derive(Debug)]
-struct PendingPause {
-    index: u32,
-    answer: Receiver<Option<u64>>,
-}
-
-impl PendingPause {
-    /// Waits until the vCPU is out of the guest; returns its TSC.
-    fn wait(self, deadline: Instant) -> Result<Option<u64>, VcpuError> {
-        self.answer
-            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
-            .map_err(|_| VcpuError::Unresponsive(self.index))
+        self.ask(|reply| VcpuCommand::Reset(entry, reply))
     }
 }
 
@@ -243,6 +232,8 @@ impl Drop for Vcpu {
 struct VcpuActor {
     index: u32,
     initial: VcpuState,
+    /// The MSRs that KVM lists.
+    msrs: Box<[u32]>,
     mailbox: Receiver<VcpuCommand>,
     context: VcpuContext,
 }
@@ -290,7 +281,7 @@ impl VcpuActor {
                 if running && command.stops_guest() {
                     self.finish_exits(&mut fd);
                 }
-                running = self.handle_command(&fd, command, running);
+                running = self.handle_command(&fd, command);
                 continue;
             }
             if self.context.halted.load(Ordering::Acquire) {
@@ -303,29 +294,35 @@ impl VcpuActor {
         drop(registration);
     }
 
-    fn handle_command(&self, fd: &VcpuFd, command: VcpuCommand, running: bool) -> bool {
+    /// Handles a command. Returns true if the vCPU runs from now on.
+    fn handle_command(&self, fd: &VcpuFd, command: VcpuCommand) -> bool {
+        // A caller that waits no longer needs no answer.
         match command {
-            VcpuCommand::Run => true,
+            VcpuCommand::Run => return true,
             VcpuCommand::Pause(reply) => {
                 // Keeps the guest's watchdogs from reporting the pause as a lockup. KVM returns EINVAL if the guest has
                 // no kvmclock.
                 let _ = fd.kvmclock_ctrl();
-                let _ = reply.send(state::read_tsc(fd));
-                false
+                let _ = reply.send(tsc::read(fd));
             }
-            VcpuCommand::SetTsc(tsc) => {
-                state::write_tsc(fd, tsc);
-                running
+            VcpuCommand::SetTsc(target, reply) => {
+                let _ = reply.send(tsc::write(fd, target));
+            }
+            VcpuCommand::Save(reply) => {
+                let _ = reply.send(SavedVcpu::capture(fd, &self.msrs).map(Box::new));
+            }
+            VcpuCommand::Restore(saved, reply) => {
+                let _ = reply.send(saved.restore(fd));
             }
             VcpuCommand::Reset(entry, reply) => {
                 let done = self
                     .initial
-                    .restore(fd)
+                    .reset(fd)
                     .and_then(|()| entry.map_or(Ok(()), |e| e.apply(fd)));
                 let _ = reply.send(done);
-                false
             }
         }
+        false
     }
 
     fn fail(&self, event: VcpuEvent) -> RunOutcome {

@@ -1,0 +1,122 @@
+//! The time-stamp counter of a vCPU, and its offset to the host's.
+
+use std::os::fd::AsRawFd;
+
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_device_attr};
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
+
+use super::msrs::{self, SavedMsr};
+use crate::kvm::{KvmError, failed};
+
+// kvm-ioctls has these for a vCPU of other architectures only.
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
+
+/// A vCPU's TSC at a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedTsc {
+    /// Frequency in kHz, 0 if KVM does not know it.
+    pub khz: u32,
+    /// The guest's TSC.
+    pub value: u64,
+    /// What KVM adds to the host's TSC. Only differences between vCPUs matter: the host's TSC is another one after a
+    /// restore. None before Linux 5.16.
+    pub offset: Option<u64>,
+}
+
+/// What a vCPU's TSC is set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TscTarget {
+    /// A value at the time of the call. KVM gives vCPUs that are set to nearly one value the same offset.
+    Value(u64),
+    /// An offset to the host's TSC.
+    Offset(u64),
+}
+
+fn attribute(value: *mut u64) -> kvm_device_attr {
+    kvm_device_attr {
+        flags: 0,
+        group: KVM_VCPU_TSC_CTRL,
+        attr: u64::from(KVM_VCPU_TSC_OFFSET),
+        addr: value as u64,
+    }
+}
+
+fn offset(vcpu: &VcpuFd) -> Option<u64> {
+    let mut value = 0u64;
+    let attribute = attribute(&raw mut value);
+    // SAFETY: KVM writes the eight bytes of `value`, which outlives the call.
+    let status = unsafe { ioctl_with_ref(&vcpu.as_raw_fd(), KVM_GET_DEVICE_ATTR(), &attribute) };
+    (status == 0).then_some(value)
+}
+
+fn set_offset(vcpu: &VcpuFd, mut value: u64) -> Result<(), KvmError> {
+    let attribute = attribute(&raw mut value);
+    // SAFETY: KVM reads the eight bytes of `value`, which outlives the call.
+    match unsafe { ioctl_with_ref(&vcpu.as_raw_fd(), KVM_SET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(()),
+        _ => Err(failed("set TSC offset")(kvm_ioctls::Error::last())),
+    }
+}
+
+/// Reads the TSC of a vCPU.
+pub fn read(vcpu: &VcpuFd) -> Result<SavedTsc, KvmError> {
+    let value = msrs::read_one(vcpu, msrs::TSC)?;
+    Ok(SavedTsc {
+        khz: vcpu.get_tsc_khz().unwrap_or(0),
+        value: value.ok_or(KvmError::UnreadableMsrs(vec![msrs::TSC]))?,
+        offset: offset(vcpu),
+    })
+}
+
+/// Sets the TSC of a vCPU, and its APIC timer's deadline again: KVM converts the deadline to the host's time when it is
+/// written. Returns the offset that the vCPU has then.
+pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> {
+    let deadline = msrs::read_one(vcpu, msrs::TSC_DEADLINE)?;
+    match target {
+        TscTarget::Value(value) => msrs::write(
+            vcpu,
+            &[SavedMsr {
+                index: msrs::TSC,
+                value,
+            }],
+        )?,
+        TscTarget::Offset(value) => set_offset(vcpu, value)?,
+    }
+    if let Some(value) = deadline.filter(|value| *value != 0) {
+        let index = msrs::TSC_DEADLINE;
+        msrs::write(vcpu, &[SavedMsr { index, value }])?;
+    }
+    Ok(offset(vcpu))
+}
+
+/// Sets the frequency of a new vCPU's TSC, in kHz, unless it has it already.
+pub fn set_frequency(vcpu: &VcpuFd, khz: u32) -> Result<(), KvmError> {
+    if khz == 0 || vcpu.get_tsc_khz().is_ok_and(|current| current == khz) {
+        return Ok(());
+    }
+    vcpu.set_tsc_khz(khz).map_err(|_| KvmError::TscFrequency(khz))
+}
+
+/// The value at which the first of these TSCs continues: none of them goes back. Differences between vCPUs that the
+/// guest made do not count.
+pub fn latest(tscs: &[SavedTsc]) -> Option<u64> {
+    let first = tscs.first()?.offset;
+    let in_first = |tsc: &SavedTsc| match (first, tsc.offset) {
+        (Some(first), Some(own)) => tsc.value.wrapping_sub(own).wrapping_add(first),
+        _ => tsc.value,
+    };
+    tscs.iter().map(in_first).max()
+}
+
+/// What the TSC `saved` of a vCPU becomes, once the first vCPU's TSC `first` was set to `value` and got `offset`.
+pub fn beside(first: SavedTsc, (value, offset): (u64, Option<u64>), saved: SavedTsc) -> TscTarget {
+    match (offset, first.offset, saved.offset) {
+        (Some(now), Some(first), Some(own)) => TscTarget::Offset(now.wrapping_add(own.wrapping_sub(first))),
+        _ => TscTarget::Value(value),
+    }
+}
