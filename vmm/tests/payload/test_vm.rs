@@ -1,0 +1,152 @@
+//! vCPUs and memory without a machine, on buses whose devices the tests control.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use husk_devices::GuestMem;
+use husk_devices::bus::{Bus, BusDevice};
+use husk_vmm::kvm::KvmHost;
+use husk_vmm::layout::Layout;
+use husk_vmm::ram::{GuestRam, MemoryBacking};
+use husk_vmm::vcpu::entry::CpuEntry;
+use husk_vmm::vcpu::{Vcpu, VcpuContext, VcpuEvent, signal};
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+/// Ports of the first and second vCPU's loops.
+pub const PORTS: [u16; 2] = [0x700, 0x701];
+/// A page boundary outside guest memory.
+pub const MMIO: u64 = 0xd000_1000;
+/// Time that an access takes. Much longer than the time between accesses: most pauses come during an access.
+const ACCESS_TIME: Duration = Duration::from_millis(1);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Byte that the guest reads everywhere.
+pub const FILL: u8 = 0xaa;
+
+/// A device that counts accesses. Each access waits for the gate.
+#[derive(Default)]
+pub struct Counter {
+    accesses: AtomicU64,
+    pub bytes: AtomicU64,
+    pub gate: Mutex<()>,
+}
+
+impl Counter {
+    pub fn count(&self) -> u64 {
+        self.accesses.load(Ordering::SeqCst)
+    }
+
+    fn access(&self, len: usize) {
+        self.bytes.fetch_add(len as u64, Ordering::SeqCst);
+        self.accesses.fetch_add(1, Ordering::SeqCst);
+        drop(self.gate.lock());
+        std::thread::sleep(ACCESS_TIME);
+    }
+
+    /// Waits for one more access of the guest. Returns false after [`TIMEOUT`].
+    pub fn advances(&self) -> bool {
+        let (before, start) = (self.count(), Instant::now());
+        while self.count() == before {
+            if start.elapsed() > TIMEOUT {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
+impl BusDevice for Counter {
+    fn read(&self, _: u64, data: &mut [u8]) {
+        data.fill(FILL);
+        self.access(data.len());
+    }
+
+    fn write(&self, _: u64, data: &[u8]) {
+        self.access(data.len());
+    }
+}
+
+/// Address of a vCPU's program.
+pub fn entry(index: u64) -> u64 {
+    0x10_0000 + index * 0x1000
+}
+
+pub struct TestVm {
+    pub vcpus: Vec<Vcpu>,
+    pub ports: [Arc<Counter>; 2],
+    pub mmio: Arc<Counter>,
+    pub failures: mpsc::Receiver<VcpuEvent>,
+    pub halted: Arc<AtomicBool>,
+    pub memory: GuestMem,
+}
+
+impl TestVm {
+    /// Creates a vCPU for each of `programs`, in 64-bit mode and not running.
+    pub fn new(programs: &[Vec<u8>]) -> Self {
+        signal::install().unwrap();
+        let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
+        let host = KvmHost::new(kvm.into()).unwrap();
+        let vm = host.create_vm().unwrap();
+        let layout = Layout::new(32 << 20, 40).unwrap();
+        let ram = GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap();
+        ram.register(&vm).unwrap();
+        let memory = ram.memory().clone();
+        let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
+        let counters = [Arc::new(Counter::default()), Arc::new(Counter::default())];
+        for (port, counter) in PORTS.into_iter().zip(&counters) {
+            ports.insert(port.into(), 1, counter.clone()).unwrap();
+        }
+        let registers = Arc::new(Counter::default());
+        mmio.insert(MMIO - 0x1000, 0x2000, registers.clone()).unwrap();
+        let (failed, failures) = mpsc::channel();
+        let failed = Mutex::new(failed);
+        let halted = Arc::new(AtomicBool::new(false));
+        let context = VcpuContext {
+            ports,
+            mmio,
+            halted: halted.clone(),
+            sink: Arc::new(move |_, event| drop(failed.lock().unwrap().send(event))),
+        };
+        let mut vcpus = Vec::new();
+        for (index, program) in (0u32..).zip(programs) {
+            let at = GuestAddress(entry(index.into()));
+            memory.memory().write_slice(program, at).unwrap();
+            let fd = vm.create_vcpu(index.into()).unwrap();
+            fd.set_cpuid2(&host.cpuid).unwrap();
+            // No vCPU waits for a SIPI.
+            let mp_state = KVM_MP_STATE_RUNNABLE;
+            fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
+            let vcpu = Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone()).unwrap();
+            vcpus.push(vcpu);
+        }
+        let vm = Self {
+            vcpus,
+            ports: counters,
+            mmio: registers,
+            failures,
+            halted,
+            memory,
+        };
+        vm.reset();
+        vm
+    }
+
+    /// Resets paused vCPUs to their programs' entry points.
+    pub fn reset(&self) {
+        for (index, vcpu) in (0u64..).zip(&self.vcpus) {
+            let entry = CpuEntry::Linux64 { rip: entry(index) };
+            entry.prepare_memory(&self.memory.memory()).unwrap();
+            vcpu.reset(Some(entry)).unwrap();
+        }
+    }
+
+    pub fn run(&self) {
+        for vcpu in &self.vcpus {
+            vcpu.run().unwrap();
+        }
+    }
+}
