@@ -14,6 +14,7 @@ mod guest;
 mod nics;
 mod ports;
 mod rig;
+mod saved_vcpus;
 mod test_vm;
 mod vcpus;
 mod vsock;

@@ -1,18 +1,20 @@
 //! vCPUs and memory without a machine, on buses whose devices the tests control.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusDevice};
+use husk_vmm::cpuid::{self, HostTiming, Topology};
 use husk_vmm::kvm::KvmHost;
 use husk_vmm::layout::Layout;
 use husk_vmm::ram::{GuestRam, MemoryBacking};
 use husk_vmm::vcpu::entry::CpuEntry;
 use husk_vmm::vcpu::{Vcpu, VcpuContext, VcpuEvent, signal};
-use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
+use kvm_bindings::{CpuId, KVM_MP_STATE_RUNNABLE, kvm_mp_state};
+use kvm_ioctls::{VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 /// Ports of the first and second vCPU's loops.
@@ -23,15 +25,29 @@ pub const MMIO: u64 = 0xd000_1000;
 const ACCESS_TIME: Duration = Duration::from_millis(1);
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Byte that the guest reads everywhere.
+/// Guest memory in bytes.
+pub const MEMORY: u64 = 32 << 20;
+/// Byte that the guest reads, unless a test changes it.
 pub const FILL: u8 = 0xaa;
 
 /// A device that counts accesses. Each access waits for the gate.
-#[derive(Default)]
 pub struct Counter {
     accesses: AtomicU64,
+    /// What the guest reads.
+    pub answer: AtomicU8,
     pub bytes: AtomicU64,
     pub gate: Mutex<()>,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self {
+            accesses: AtomicU64::default(),
+            answer: FILL.into(),
+            bytes: AtomicU64::default(),
+            gate: Mutex::default(),
+        }
+    }
 }
 
 impl Counter {
@@ -48,8 +64,17 @@ impl Counter {
 
     /// Waits for one more access of the guest. Returns false after [`TIMEOUT`].
     pub fn advances(&self) -> bool {
-        let (before, start) = (self.count(), Instant::now());
-        while self.count() == before {
+        self.exceeds(self.count())
+    }
+
+    /// Waits for the first access of the guest. Returns false after [`TIMEOUT`].
+    pub fn is_reached(&self) -> bool {
+        self.exceeds(0)
+    }
+
+    fn exceeds(&self, before: u64) -> bool {
+        let start = Instant::now();
+        while self.count() <= before {
             if start.elapsed() > TIMEOUT {
                 return false;
             }
@@ -61,7 +86,7 @@ impl Counter {
 
 impl BusDevice for Counter {
     fn read(&self, _: u64, data: &mut [u8]) {
-        data.fill(FILL);
+        data.fill(self.answer.load(Ordering::SeqCst));
         self.access(data.len());
     }
 
@@ -76,6 +101,7 @@ pub fn entry(index: u64) -> u64 {
 }
 
 pub struct TestVm {
+    pub vm: Arc<VmFd>,
     pub vcpus: Vec<Vcpu>,
     pub ports: [Arc<Counter>; 2],
     pub mmio: Arc<Counter>,
@@ -87,11 +113,43 @@ pub struct TestVm {
 impl TestVm {
     /// Creates a vCPU for each of `programs`, in 64-bit mode and not running.
     pub fn new(programs: &[Vec<u8>]) -> Self {
+        Self::with_state(programs, |_| ())
+    }
+
+    /// As [`Self::new`], with more state, which `set` writes.
+    pub fn with_state(programs: &[Vec<u8>], set: impl Fn(&VcpuFd)) -> Self {
+        let topology = Topology {
+            sockets: 1,
+            cores: programs.len() as u32,
+            threads: 1,
+        };
+        let vm = Self::build(programs.len(), |host, index, fd| {
+            let timing = HostTiming {
+                tsc_khz: fd.get_tsc_khz().unwrap(),
+                tsc_deadline: host.tsc_deadline(),
+            };
+            let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
+            fd.set_cpuid2(&CpuId::from_entries(&entries).unwrap()).unwrap();
+            // No vCPU waits for a SIPI.
+            let mp_state = KVM_MP_STATE_RUNNABLE;
+            fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
+            set(fd);
+        });
+        for (index, program) in (0u64..).zip(programs) {
+            let at = GuestAddress(entry(index));
+            vm.memory.memory().write_slice(program, at).unwrap();
+        }
+        vm.reset();
+        vm
+    }
+
+    /// Creates vCPUs, which `prepare` gives their CPUID.
+    pub fn build(vcpus: usize, prepare: impl Fn(&KvmHost, u32, &VcpuFd)) -> Self {
         signal::install().unwrap();
         let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
         let host = KvmHost::new(kvm.into()).unwrap();
         let vm = host.create_vm().unwrap();
-        let layout = Layout::new(32 << 20, 40).unwrap();
+        let layout = Layout::new(MEMORY, 40).unwrap();
         let ram = GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap();
         ram.register(&vm).unwrap();
         let memory = ram.memory().clone();
@@ -111,28 +169,21 @@ impl TestVm {
             halted: halted.clone(),
             sink: Arc::new(move |_, event| drop(failed.lock().unwrap().send(event))),
         };
-        let mut vcpus = Vec::new();
-        for (index, program) in (0u32..).zip(programs) {
-            let at = GuestAddress(entry(index.into()));
-            memory.memory().write_slice(program, at).unwrap();
+        let vcpus = (0..vcpus as u32).map(|index| {
             let fd = vm.create_vcpu(index.into()).unwrap();
-            fd.set_cpuid2(&host.cpuid).unwrap();
-            // No vCPU waits for a SIPI.
-            let mp_state = KVM_MP_STATE_RUNNABLE;
-            fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
-            let vcpu = Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone()).unwrap();
-            vcpus.push(vcpu);
-        }
-        let vm = Self {
+            prepare(&host, index, &fd);
+            Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone()).unwrap()
+        });
+        let vcpus = vcpus.collect();
+        Self {
+            vm,
             vcpus,
             ports: counters,
             mmio: registers,
             failures,
             halted,
             memory,
-        };
-        vm.reset();
-        vm
+        }
     }
 
     /// Resets paused vCPUs to their programs' entry points.

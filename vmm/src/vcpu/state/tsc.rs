@@ -31,7 +31,7 @@ pub struct SavedTsc {
 /// What a vCPU's TSC is set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TscTarget {
-    /// A value at the time of the call. KVM gives vCPUs that are set to nearly one value the same offset.
+    /// A value at the time of the call.
     Value(u64),
     /// An offset to the host's TSC.
     Offset(u64),
@@ -73,18 +73,28 @@ pub fn read(vcpu: &VcpuFd) -> Result<SavedTsc, KvmError> {
     })
 }
 
-/// Sets the TSC of a vCPU, and its APIC timer's deadline again: KVM converts the deadline to the host's time when it is
-/// written. Returns the offset that the vCPU has then.
-pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> {
-    let deadline = msrs::read_one(vcpu, msrs::TSC_DEADLINE)?;
-    match target {
-        TscTarget::Value(value) => msrs::write(
+/// Sets the TSC by its offset if possible. KVM takes a written value that is less than a second from the TSC for an
+/// attempt to synchronize vCPUs, and keeps the TSC as it is: that TSC may be earlier than the guest's last.
+fn write_value(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
+    let now = read(vcpu)?;
+    match now.offset {
+        Some(offset) => set_offset(vcpu, offset.wrapping_add(value.wrapping_sub(now.value))),
+        None => msrs::write(
             vcpu,
             &[SavedMsr {
                 index: msrs::TSC,
                 value,
             }],
-        )?,
+        ),
+    }
+}
+
+/// Sets the TSC of a vCPU, and its APIC timer's deadline again: KVM converts the deadline to the host's time when it is
+/// written. Returns the offset that the vCPU has then.
+pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> {
+    let deadline = msrs::read_one(vcpu, msrs::TSC_DEADLINE)?;
+    match target {
+        TscTarget::Value(value) => write_value(vcpu, value)?,
         TscTarget::Offset(value) => set_offset(vcpu, value)?,
     }
     if let Some(value) = deadline.filter(|value| *value != 0) {
