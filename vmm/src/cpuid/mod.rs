@@ -7,6 +7,8 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 mod amd;
 mod bit;
+mod check;
+mod names;
 mod register;
 mod topology;
 
@@ -14,6 +16,7 @@ use register::field;
 use topology::bits;
 
 pub use bit::{CpuidBit, Register};
+pub use check::{CpuMismatch, check_saved};
 pub use topology::{Topology, TopologyError};
 
 use Register::{Eax, Ebx, Ecx, Edx};
@@ -42,7 +45,7 @@ const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
         0,
         Ecx,
         1 << 5,
-        "VMX: nested state is neither paused nor reset",
+        "VMX: nested state is neither paused, reset nor saved",
     ),
     (
         0x1,
@@ -54,6 +57,13 @@ const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
     (0x1, 0, Edx, 1 << 21, "DS: the debug store needs the counters"),
     (0x7, 0, Ebx, 1 << 2, "SGX: no enclave memory is given"),
     (0x7, 0, Ecx, 1 << 5, "WAITPKG: see MONITOR"),
+    (
+        0x7,
+        0,
+        Ecx,
+        1 << 7,
+        "CET_SS: the shadow stack pointer is not in a vCPU's saved state",
+    ),
     (0x7, 0, Ecx, 1 << 30, "SGX launch control: as SGX"),
     (
         0x7,
@@ -64,6 +74,8 @@ const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
     ),
     (0x7, 1, Eax, 1 << 21, "AMX-FP16: as AMX"),
     (0x7, 1, Edx, 1 << 8, "AMX-COMPLEX: as AMX"),
+    (0xd, 0, Eax, 1 << 17 | 1 << 18, "XTILECFG, XTILEDATA: as AMX"),
+    (0xd, 1, Eax, 1 << 4, "XFD: as AMX"),
     (0x8000_0001, 0, Ecx, 1 << 2, "SVM: as VMX"),
     (
         0x8000_0001,

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod check;
 mod guest;
 mod host;
 mod policy;
