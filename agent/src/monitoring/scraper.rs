@@ -33,6 +33,11 @@ const VMIS: Metric = Metric::gauge(
     "VMIs of the node whose launcher pods run under Husk.",
 );
 
+const PANICS: Metric = Metric::counter(
+    "kubevirt_vmi_guest_os_panic",
+    "Panics of the guest since the agent's start.",
+);
+
 /// Scrapes the node.
 #[derive(Debug, Clone)]
 pub(super) struct Scraper(mpsc::Sender<oneshot::Sender<Bytes>>);
@@ -69,6 +74,17 @@ async fn answer(
         samples.add(VMIS, Vec::new(), Number::Whole(answers.len() as u64));
         for (vm, answer) in &answers {
             vmi_metrics::add(&mut samples, &node, &vm.vmi, answer.as_ref());
+        }
+        for ((namespace, name), count) in vmis.panics().all() {
+            let labels = [
+                ("namespace", namespace.as_str()),
+                ("name", name.as_str()),
+                // pvpanic tells no more.
+                ("type", "unknown"),
+                ("bugcheck_code", "unknown"),
+            ];
+            let labels = labels.map(|(label, value)| (label.to_owned(), value.to_owned()));
+            samples.add(PANICS, labels.into(), Number::Whole(count));
         }
         let text = Bytes::from(samples.text());
         let _ = first.send(text.clone());

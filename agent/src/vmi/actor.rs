@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 use super::attachment::{Attachment, PodsDir};
 use super::awaited::{AwaitedVolume, AwaitedVolumes, VolumeOfPod};
 use super::foreign::ForeignEntry;
+use super::guest_panics::GuestPanics;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
 use super::status::{self, Observed};
@@ -92,6 +93,7 @@ pub struct VmiActor {
     /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
+    guest_panics: GuestPanics,
 }
 
 impl std::fmt::Debug for VmiActor {
@@ -106,11 +108,11 @@ impl VmiActor {
     /// An actor on `node`.
     pub fn new(
         node: String,
-        runtime: RuntimeDir,
-        pods: PodsDir,
+        (runtime, pods): (RuntimeDir, PodsDir),
         client: Client,
         events: EventSender,
         foreign: ForeignEntry,
+        guest_panics: GuestPanics,
         object: watch::Receiver<Option<Arc<Vmi>>>,
     ) -> VmiActor {
         VmiActor {
@@ -135,6 +137,7 @@ impl VmiActor {
             opening: Arc::new(Semaphore::new(1)),
             without_pod: None,
             foreign,
+            guest_panics,
         }
     }
 
@@ -498,8 +501,8 @@ impl VmiActor {
         }
     }
 
-    /// Sends an event of each panic of the guest, with KubeVirt's words for a panic without details, which pvpanic has
-    /// none of. A VM that runs may have had events of an agent before this one.
+    /// Counts the panics of the guest, and sends an event of each, with KubeVirt's words for a panic without details,
+    /// which pvpanic has none of. A VM that runs may have had events of an agent before this one.
     async fn report_panics(&mut self, vmi: &Vmi, state: &PodState) {
         let (panics, before) = match state {
             PodState::Running(status) => (status.panics, self.panics.unwrap_or(status.panics)),
@@ -508,6 +511,7 @@ impl VmiActor {
         };
         self.panics = Some(panics);
         if panics > before {
+            self.guest_panics.add(vmi, panics - before);
             let message = "GuestPanicked (details unavailable)";
             self.events
                 .send(vmi, Kind::Warning, "GuestPanicked", message)

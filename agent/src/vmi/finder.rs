@@ -7,6 +7,7 @@ use husk_proto::shim::v1::pod_client::PodClient;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::Channel;
 
+use super::guest_panics::GuestPanics;
 use super::object::Vmi;
 
 /// Requests that wait at the same time.
@@ -39,6 +40,7 @@ pub(super) enum Query {
 pub struct VmiFinder {
     queries: mpsc::Sender<Query>,
     listed: watch::Receiver<bool>,
+    panics: GuestPanics,
 }
 
 /// The controller's side of a [`VmiFinder`].
@@ -47,22 +49,35 @@ pub(super) struct FinderChannels {
     pub(super) queries: mpsc::Receiver<Query>,
     /// True once the VMIs have been listed.
     pub(super) listed: watch::Sender<bool>,
+    pub(super) panics: GuestPanics,
 }
 
 impl VmiFinder {
     pub(super) fn new() -> (VmiFinder, FinderChannels) {
         let (sender, queries) = mpsc::channel(QUEUE);
         let (listed, is_listed) = watch::channel(false);
+        let panics = GuestPanics::default();
         let finder = VmiFinder {
             queries: sender,
             listed: is_listed,
+            panics: panics.clone(),
         };
-        (finder, FinderChannels { queries, listed })
+        let channels = FinderChannels {
+            queries,
+            listed,
+            panics,
+        };
+        (finder, channels)
     }
 
     /// True once the VMIs of the node have been listed.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
+    }
+
+    /// Panics of the node's guests.
+    pub fn panics(&self) -> &GuestPanics {
+        &self.panics
     }
 
     /// The VMI of that name, if its pod runs under Husk on this node.

@@ -5,6 +5,7 @@ mod attachment;
 mod awaited;
 mod finder;
 mod foreign;
+mod guest_panics;
 mod object;
 mod pod;
 mod status;
@@ -189,11 +190,11 @@ impl VmiController {
         let (sender, receiver) = watch::channel(vmi);
         let actor = VmiActor::new(
             self.node.clone(),
-            self.runtime.clone(),
-            self.pods.clone(),
+            (self.runtime.clone(), self.pods.clone()),
             self.client.clone(),
             self.events.clone(),
             self.foreign.entry(),
+            self.finder.panics.clone(),
             receiver,
         );
         self.objects.insert(uid.clone(), sender);

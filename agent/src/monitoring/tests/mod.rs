@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use husk_proto::shim::v1::{Disk, DiskMetrics, InfoResponse, Interface, InterfaceMetrics, Metrics};
+use husk_proto::shim::v1::{Disk, DiskMetrics, InfoResponse, Interface, InterfaceMetrics, Metrics, Phase};
 use husk_proto::vmm::v1::{DiskCounters, NicCounters};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -331,6 +331,28 @@ async fn unknown_and_made_up_values_are_absent() {
         .lines()
         .filter(|line| line.starts_with("kubevirt_vmi_storage_iops_read_total"));
     assert_eq!(reads.count(), 1);
+}
+
+#[tokio::test]
+async fn panics_are_counted_beyond_the_end_of_the_vm() {
+    let agent = Agent::start().await;
+    let shim = agent.vmi("vm", |_| {}).await;
+    assert!(!agent.metrics().await.contains("guest_os_panic"));
+    shim.change(|status| status.panics = 1);
+    let counted = |count: u64| {
+        format!(
+            "kubevirt_vmi_guest_os_panic_total{{namespace=\"default\",name=\"vm\",type=\"unknown\",bugcheck_code=\"unknown\"}} {count}\n"
+        )
+    };
+    while !agent.metrics().await.contains(&counted(1)) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    // That is a panic more.
+    shim.end(Phase::Failed, "GuestPanic");
+    while agent.api.vmi("vm")["status"]["phase"] != "Failed" {
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert!(agent.metrics().await.contains(&counted(2)));
 }
 
 #[tokio::test]
