@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, MsrList};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
+use crate::cpuid::CpuMismatch;
 use crate::layout;
 
 /// Errors of KVM.
@@ -40,6 +41,9 @@ pub enum KvmError {
     /// The vCPU uses a feature whose state cannot be saved.
     #[error("the vCPU uses {0}, whose state cannot be saved or restored")]
     UnsavedFeature(&'static str),
+    /// This host cannot run a saved vCPU.
+    #[error(transparent)]
+    Cpu(#[from] CpuMismatch),
     /// The saved TSC frequency, in kHz, which the host's KVM cannot provide.
     #[error("the host cannot provide the guest's TSC frequency of {0} kHz")]
     TscFrequency(u32),

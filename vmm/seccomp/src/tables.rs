@@ -281,7 +281,6 @@ const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0x4018_aee2), // KVM_GET_DEVICE_ATTR
     ioctl(0x4018_aee1), // KVM_SET_DEVICE_ATTR
     // The rest of what a save reads.
-    ioctl(0xc008_ae91), // KVM_GET_CPUID2
     ioctl(0x8004_ae98), // KVM_GET_MP_STATE
     ioctl(0x8040_ae9f), // KVM_GET_VCPU_EVENTS
     ioctl(0x8080_aea1), // KVM_GET_DEBUGREGS

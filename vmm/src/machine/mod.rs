@@ -23,9 +23,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::acpi;
 use crate::boot::{self, BootError, LoadedKernel};
-use crate::cpuid::{self, HostTiming, Topology};
+use crate::cpuid::{self, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
-use crate::kvm::{KvmError, KvmHost, failed};
+use crate::kvm::KvmHost;
 use crate::layout::{self, Layout};
 use crate::ram::{GuestRam, MemoryBacking};
 use crate::smbios;
@@ -419,18 +419,8 @@ fn spawn_vcpus(
     signal::install()?;
     let mut vcpus = Vec::new();
     for index in 0..topology.vcpus() {
-        // KVM takes the vCPU's id as its initial APIC id.
-        let fd = vm
-            .create_vcpu(u64::from(topology.apic_id(index)))
-            .map_err(failed("create vCPU"))?;
-        let timing = HostTiming {
-            tsc_khz: fd.get_tsc_khz().unwrap_or(0),
-            tsc_deadline: host.tsc_deadline(),
-        };
-        let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
-        let cpuid = kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::CpuidEntries)?;
-        fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
-        vcpus.push(Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone())?);
+        let new = vcpu::create(host, vm, topology, index, None)?;
+        vcpus.push(Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone())?);
     }
     Ok(vcpus)
 }

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use husk_devices::bus::Bus;
 use husk_seccomp::{ThreadRole, install};
-use kvm_bindings::kvm_run;
+use kvm_bindings::{CpuId, kvm_run};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::kvm::KvmError;
 
+mod create;
 pub mod entry;
 mod pause;
 mod saved;
@@ -27,6 +28,7 @@ use signal::Kicker;
 use state::VcpuState;
 use state::tsc::{self, SavedTsc, TscTarget};
 
+pub use create::{NewVcpu, create};
 pub use pause::{pause_all, resume_all, set_tscs};
 pub use saved::SavedVcpu;
 
@@ -120,8 +122,9 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Starts the actor, paused. `msrs` are the indices of the MSRs that KVM saves and restores.
-    pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
+    /// Starts the actor of a vCPU, paused. `msrs` are the indices of the MSRs that KVM saves and restores.
+    pub fn spawn(index: u32, new: NewVcpu, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
+        let NewVcpu { fd, cpuid } = new;
         let initial = VcpuState::power_on(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
         let msrs = msrs.into();
         let (commands, mailbox) = mpsc::channel();
@@ -136,6 +139,7 @@ impl Vcpu {
                 let actor = VcpuActor {
                     index,
                     initial,
+                    cpuid,
                     msrs,
                     mailbox,
                     context,
@@ -232,6 +236,7 @@ impl Drop for Vcpu {
 struct VcpuActor {
     index: u32,
     initial: VcpuState,
+    cpuid: CpuId,
     /// The MSRs that KVM lists.
     msrs: Box<[u32]>,
     mailbox: Receiver<VcpuCommand>,
@@ -309,7 +314,7 @@ impl VcpuActor {
                 let _ = reply.send(tsc::write(fd, target));
             }
             VcpuCommand::Save(reply) => {
-                let _ = reply.send(SavedVcpu::capture(fd, &self.msrs).map(Box::new));
+                let _ = reply.send(SavedVcpu::capture(fd, &self.cpuid, &self.msrs).map(Box::new));
             }
             VcpuCommand::Restore(saved, reply) => {
                 let _ = reply.send(saved.restore(fd));

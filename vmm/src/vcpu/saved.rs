@@ -1,11 +1,11 @@
 //! A vCPU as it is saved: its CPUID and its state.
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::state::VcpuState;
-use crate::kvm::{KvmError, failed};
+use crate::kvm::KvmError;
 
 /// One CPUID leaf and subleaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,15 +76,9 @@ pub struct SavedVcpu {
     state: VcpuState,
 }
 
-/// The CPUID that a vCPU runs with.
-pub(super) fn cpuid(vcpu: &VcpuFd) -> Result<CpuId, KvmError> {
-    vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES).map_err(failed("CPUID"))
-}
-
 impl SavedVcpu {
-    /// Reads CPUID and state. `listed` are the MSRs that KVM lists.
-    pub(super) fn capture(vcpu: &VcpuFd, listed: &[u32]) -> Result<Self, KvmError> {
-        let cpuid = cpuid(vcpu)?;
+    /// Reads the state of a vCPU with the CPUID `cpuid`. `listed` are the MSRs that KVM lists.
+    pub(super) fn capture(vcpu: &VcpuFd, cpuid: &CpuId, listed: &[u32]) -> Result<Self, KvmError> {
         Ok(Self {
             cpuid: cpuid.as_slice().iter().map(Into::into).collect(),
             state: VcpuState::capture(vcpu, listed, cpuid.as_slice())?,

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusDevice};
-use husk_vmm::cpuid::{self, HostTiming, Topology};
-use husk_vmm::kvm::KvmHost;
+use husk_vmm::cpuid::Topology;
+use husk_vmm::kvm::{KvmError, KvmHost};
 use husk_vmm::layout::Layout;
 use husk_vmm::ram::{GuestRam, MemoryBacking};
 use husk_vmm::vcpu::entry::CpuEntry;
-use husk_vmm::vcpu::{Vcpu, VcpuContext, VcpuEvent, signal};
-use kvm_bindings::{CpuId, KVM_MP_STATE_RUNNABLE, kvm_mp_state};
+use husk_vmm::vcpu::{self, NewVcpu, Vcpu, VcpuContext, VcpuEvent, signal};
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
@@ -100,6 +100,15 @@ pub fn entry(index: u64) -> u64 {
     0x10_0000 + index * 0x1000
 }
 
+/// One socket with a core for each of `vcpus`.
+pub fn topology(vcpus: usize) -> Topology {
+    Topology {
+        sockets: 1,
+        cores: vcpus as u32,
+        threads: 1,
+    }
+}
+
 pub struct TestVm {
     pub vm: Arc<VmFd>,
     pub vcpus: Vec<Vcpu>,
@@ -118,23 +127,15 @@ impl TestVm {
 
     /// As [`Self::new`], with more state, which `set` writes.
     pub fn with_state(programs: &[Vec<u8>], set: impl Fn(&VcpuFd)) -> Self {
-        let topology = Topology {
-            sockets: 1,
-            cores: programs.len() as u32,
-            threads: 1,
-        };
-        let vm = Self::build(programs.len(), |host, index, fd| {
-            let timing = HostTiming {
-                tsc_khz: fd.get_tsc_khz().unwrap(),
-                tsc_deadline: host.tsc_deadline(),
-            };
-            let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
-            fd.set_cpuid2(&CpuId::from_entries(&entries).unwrap()).unwrap();
+        let vm = Self::build(programs.len(), |host, vm, index| {
+            let new = vcpu::create(host, vm, topology(programs.len()), index, None)?;
             // No vCPU waits for a SIPI.
             let mp_state = KVM_MP_STATE_RUNNABLE;
-            fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
-            set(fd);
+            new.fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
+            set(&new.fd);
+            Ok(new)
         });
+        let vm = vm.unwrap();
         for (index, program) in (0u64..).zip(programs) {
             let at = GuestAddress(entry(index));
             vm.memory.memory().write_slice(program, at).unwrap();
@@ -143,8 +144,11 @@ impl TestVm {
         vm
     }
 
-    /// Creates vCPUs, which `prepare` gives their CPUID.
-    pub fn build(vcpus: usize, prepare: impl Fn(&KvmHost, u32, &VcpuFd)) -> Self {
+    /// Creates a VM whose vCPUs `create` makes.
+    pub fn build(
+        vcpus: usize,
+        create: impl Fn(&KvmHost, &VmFd, u32) -> Result<NewVcpu, KvmError>,
+    ) -> Result<Self, KvmError> {
         signal::install().unwrap();
         let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
         let host = KvmHost::new(kvm.into()).unwrap();
@@ -169,13 +173,12 @@ impl TestVm {
             halted: halted.clone(),
             sink: Arc::new(move |_, event| drop(failed.lock().unwrap().send(event))),
         };
-        let vcpus = (0..vcpus as u32).map(|index| {
-            let fd = vm.create_vcpu(index.into()).unwrap();
-            prepare(&host, index, &fd);
-            Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone()).unwrap()
-        });
-        let vcpus = vcpus.collect();
-        Self {
+        let spawn = |index| {
+            let new = create(&host, &vm, index)?;
+            Ok(Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone()).unwrap())
+        };
+        let vcpus = (0..vcpus as u32).map(spawn).collect::<Result<_, KvmError>>()?;
+        Ok(Self {
             vm,
             vcpus,
             ports: counters,
@@ -183,7 +186,7 @@ impl TestVm {
             failures,
             halted,
             memory,
-        }
+        })
     }
 
     /// Resets paused vCPUs to their programs' entry points.

@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use husk_vmm::vcpu::state::tsc;
 use husk_vmm::vcpu::{self, SavedVcpu};
 use husk_vmm::vm_state::{ClockGap, SavedClock, SavedIrqchips};
-use kvm_bindings::CpuId;
 use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use zerocopy::IntoBytes;
 
-use crate::test_vm::{FILL, MEMORY, TIMEOUT, TestVm};
+use crate::test_vm::{FILL, MEMORY, TIMEOUT, TestVm, topology};
 
 mod programs;
 
@@ -46,11 +44,11 @@ fn restore(text: &str, source: &TestVm) -> (TestVm, SavedClock) {
         irqchips,
         clock,
     } = serde_json::from_str(text).unwrap();
-    let vm = TestVm::build(vcpus.len(), |_, index, fd| {
-        tsc::set_frequency(fd, clock.tscs[index as usize].khz).unwrap();
-        let entries = vcpus[index as usize].cpuid();
-        fd.set_cpuid2(&CpuId::from_entries(&entries).unwrap()).unwrap();
+    let vm = TestVm::build(vcpus.len(), |host, vm, index| {
+        let (saved, tsc) = (&vcpus[index as usize], &clock.tscs[index as usize]);
+        vcpu::create(host, vm, topology(vcpus.len()), index, Some((saved, tsc)))
     });
+    let vm = vm.unwrap();
     let mut bytes = vec![0; MEMORY as usize];
     source
         .memory
