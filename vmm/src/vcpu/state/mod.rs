@@ -147,3 +147,6 @@ impl VcpuState {
             .map_err(failed("set MP state"))
     }
 }
+
+#[cfg(test)]
+mod tests;
