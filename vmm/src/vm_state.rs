@@ -76,6 +76,8 @@ pub struct SavedClock {
     pub kvmclock: u64,
     /// The host's CLOCK_REALTIME at that value, in nanoseconds. None before Linux 5.16, and if the host's clock source
     /// is not its TSC.
+    // Without this, serde reads a missing field as None.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub realtime: Option<u64>,
     /// TSCs in the order of the vCPUs.
     pub tscs: Vec<SavedTsc>,

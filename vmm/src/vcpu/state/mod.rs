@@ -36,6 +36,8 @@ pub struct VcpuState {
     xsave: Base64<kvm_xsave>,
     lapic: Base64<kvm_lapic_state>,
     /// Deadline of the local APIC's timer as a TSC value, 0 if it is not set. None: KVM has no such timer.
+    // Without this, serde reads a missing field as None.
+    #[serde(deserialize_with = "Option::deserialize")]
     tsc_deadline: Option<u64>,
     msrs: Vec<SavedMsr>,
 }

@@ -25,6 +25,8 @@ pub struct SavedTsc {
     pub value: u64,
     /// What KVM adds to the host's TSC. Only differences between vCPUs matter: the host's TSC is another one after a
     /// restore. None before Linux 5.16.
+    // Without this, serde reads a missing field as None.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub offset: Option<u64>,
 }
 

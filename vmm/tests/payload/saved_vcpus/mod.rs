@@ -1,5 +1,6 @@
 //! vCPUs that stop half-way, are saved, and go on in a new VM with the same memory.
 
+use std::error::Error;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::test_vm::{FILL, MEMORY, TIMEOUT, TestVm, topology};
 
+mod hostile;
 mod programs;
 
 const RESULTS: GuestAddress = GuestAddress(0x20_0000);
@@ -39,28 +41,28 @@ fn save(vm: &TestVm) -> String {
 
 /// A new VM with the saved state and the memory of `source`. It does not run yet.
 fn restore(text: &str, source: &TestVm) -> (TestVm, SavedClock) {
+    try_restore(text, source).unwrap()
+}
+
+fn try_restore(text: &str, source: &TestVm) -> Result<(TestVm, SavedClock), Box<dyn Error>> {
     let Saved {
         vcpus,
         irqchips,
         clock,
-    } = serde_json::from_str(text).unwrap();
+    } = serde_json::from_str(text)?;
     let vm = TestVm::build(vcpus.len(), |host, vm, index| {
         let (saved, tsc) = (&vcpus[index as usize], &clock.tscs[index as usize]);
         vcpu::create(host, vm, topology(vcpus.len()), index, Some((saved, tsc)))
-    });
-    let vm = vm.unwrap();
+    })?;
     let mut bytes = vec![0; MEMORY as usize];
-    source
-        .memory
-        .memory()
-        .read_slice(&mut bytes, GuestAddress(0))
-        .unwrap();
-    vm.memory.memory().write_slice(&bytes, GuestAddress(0)).unwrap();
+    let start = GuestAddress(0);
+    source.memory.memory().read_slice(&mut bytes, start)?;
+    vm.memory.memory().write_slice(&bytes, start)?;
     for (vcpu, saved) in vm.vcpus.iter().zip(vcpus) {
-        vcpu.restore(Box::new(saved)).unwrap();
+        vcpu.restore(Box::new(saved))?;
     }
-    irqchips.restore(&vm.vm).unwrap();
-    (vm, clock)
+    irqchips.restore(&vm.vm)?;
+    Ok((vm, clock))
 }
 
 fn resume(vm: &TestVm, clock: &SavedClock) {

@@ -95,3 +95,6 @@ impl SavedVcpu {
         self.state.restore(vcpu)
     }
 }
+
+#[cfg(test)]
+mod tests;
