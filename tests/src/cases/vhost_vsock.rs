@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains, program};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, initrd, until};
+use crate::harness::{Case, PATIENCE, images, initrd, privileges, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use vsock::{VMADDR_CID_ANY, VsockListener, VsockStream};
 
 pub const CASE: Case = Case {
     name: "vhost-vsock",
-    about: "autoattachVSOCK: connections in both directions, 32 MiB, a pause, a reset, a CID that is in use and is free again",
+    about: "autoattachVSOCK: connections in both directions, 32 MiB, a pause, a driver that is unbound, a reset, a CID that is in use and is free again",
     limit: Duration::from_secs(600),
     run,
 };
@@ -49,6 +49,10 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("bytes", bytes);
     ctx.part("no socket of the VM", || no_socket(ctx));
     ctx.part("pause", || pause(ctx));
+    ctx.part("unbound and bound", || unbind(&shell));
+    ctx.part("confinement", || {
+        privileges::confined(vm.pid("vmmPid")?).map(drop)
+    });
     ctx.part("reset", || reset(ctx, &vm));
     ctx.part("a CID in use", || {
         let words = manifest("second").run_words(ctx)?;
@@ -154,6 +158,20 @@ fn pause(ctx: &TestContext) -> Result<()> {
     BufReader::new(&stream).read_line(&mut echo)?;
     ensure!(echo == "while paused\n", "{echo:?}");
     echoes(&stream, "after")
+}
+
+/// A driver that is gone takes its connections along, as far as the host sends on them.
+fn unbind(shell: &Shell<'_>) -> Result<()> {
+    const DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
+    for _ in 0..3 {
+        echoes(&connect(7000)?, "bound")?;
+        shell.ok(&format!(
+            "cd {DRIVER} && ls -d virtio* > /device && cat /device > unbind"
+        ))?;
+        shell.ok(&format!("cat /device > {DRIVER}/bind"))?;
+        echoes(&connect_soon(7000)?, "bound again")?;
+    }
+    Ok(())
 }
 
 /// The guest that boots again refuses what its predecessor had accepted, and takes new connections.

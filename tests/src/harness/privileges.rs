@@ -22,7 +22,13 @@ pub fn none(pid: i32) -> Result<()> {
         };
         let target = target.to_string_lossy().into_owned();
         let nameless = ["socket:", "pipe:", "anon_inode:", "/memfd:"];
-        let handed = ["/dev/kvm", "/dev/net/tun", "/dev/vhost-net", "/dev/null"];
+        let handed = [
+            "/dev/kvm",
+            "/dev/net/tun",
+            "/dev/vhost-net",
+            "/dev/vhost-vsock",
+            "/dev/null",
+        ];
         ensure!(
             nameless.iter().any(|kind| target.starts_with(kind))
                 || handed.contains(&target.as_str())
