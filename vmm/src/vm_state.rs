@@ -59,15 +59,6 @@ impl SavedIrqchips {
     }
 }
 
-/// What happened, for the guest's clock, between a save and its restore.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClockGap {
-    /// Nothing: the clock goes on from the saved value.
-    Hidden,
-    /// The time that has passed on the host's real-time clock, if the saved clock has it.
-    Passed,
-}
-
 /// kvmclock and TSCs of a machine whose vCPUs are out of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -94,15 +85,12 @@ impl SavedClock {
         })
     }
 
-    /// Sets kvmclock. [`crate::vcpu::set_tscs`] sets the TSCs.
-    pub fn restore(&self, vm: &VmFd, gap: ClockGap) -> Result<(), KvmError> {
-        let mut clock = kvm_clock_data {
+    /// Sets kvmclock to its saved value. The time in between does not pass for it. [`crate::vcpu::set_tscs`] sets the TSCs.
+    pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
+        let clock = kvm_clock_data {
             clock: self.kvmclock,
             ..Default::default()
         };
-        if let (ClockGap::Passed, Some(realtime)) = (gap, self.realtime) {
-            (clock.flags, clock.realtime) = (KVM_CLOCK_REALTIME, realtime);
-        }
         vm.set_clock(&clock).map_err(failed("set clock"))
     }
 }

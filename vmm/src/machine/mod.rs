@@ -32,7 +32,7 @@ use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::state::tsc::SavedTsc;
 use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
-use crate::vm_state::{ClockGap, SavedClock, SavedIrqchips};
+use crate::vm_state::{SavedClock, SavedIrqchips};
 use event::{EventFn, halt_on_final_event};
 use registry::DeviceRegistry;
 
@@ -230,7 +230,7 @@ impl Machine {
     /// Runs the vCPUs, from where they were paused or from the entry point.
     pub fn run(&mut self) -> Result<(), MachineError> {
         if let Some(clock) = &self.stopped_clock {
-            clock.restore(&self.vm, ClockGap::Hidden)?;
+            clock.restore(&self.vm)?;
             vcpu::set_tscs(&self.vcpus, &clock.tscs)?;
             self.stopped_clock = None;
         }

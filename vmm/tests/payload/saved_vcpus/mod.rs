@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use husk_vmm::vcpu::{self, SavedVcpu};
-use husk_vmm::vm_state::{ClockGap, SavedClock, SavedIrqchips};
+use husk_vmm::vm_state::{SavedClock, SavedIrqchips};
 use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use zerocopy::IntoBytes;
@@ -19,7 +19,7 @@ mod programs;
 
 const RESULTS: GuestAddress = GuestAddress(0x20_0000);
 
-/// What a snapshot has of KVM, but memory.
+/// The state of KVM in a snapshot, without guest memory.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Saved {
@@ -66,7 +66,7 @@ fn try_restore(text: &str, source: &TestVm) -> Result<(TestVm, SavedClock), Box<
 }
 
 fn resume(vm: &TestVm, clock: &SavedClock) {
-    clock.restore(&vm.vm, ClockGap::Hidden).unwrap();
+    clock.restore(&vm.vm).unwrap();
     vcpu::set_tscs(&vm.vcpus, &clock.tscs).unwrap();
     vm.run();
 }
