@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A structure of KVM's API that is saved whole.
 pub trait KvmStruct: FromBytes + IntoBytes + Immutable + Default {
-    /// What the structure holds, for errors.
+    /// Name of the structure's content, for errors.
     const NAME: &'static str;
 }
 

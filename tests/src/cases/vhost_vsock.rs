@@ -160,7 +160,7 @@ fn pause(ctx: &TestContext) -> Result<()> {
     echoes(&stream, "after")
 }
 
-/// A driver that is gone takes its connections along, as far as the host sends on them.
+/// A driver that was unbound takes new connections once it is bound again.
 fn unbind(shell: &Shell<'_>) -> Result<()> {
     const DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
     for _ in 0..3 {

@@ -34,7 +34,7 @@ pub enum MemoryBacking {
 /// A file that holds guest memory.
 #[derive(Debug)]
 pub struct MemoryFile {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: String,
     /// The file. Nobody may change it while a guest runs from it: truncated, it kills the VMM by SIGBUS.
     pub file: Arc<File>,

@@ -33,7 +33,7 @@ pub const FILL: u8 = 0xaa;
 /// A device that counts accesses. Each access waits for the gate.
 pub struct Counter {
     accesses: AtomicU64,
-    /// What the guest reads.
+    /// The byte that the guest reads.
     pub answer: AtomicU8,
     pub bytes: AtomicU64,
     pub gate: Mutex<()>,

@@ -54,8 +54,8 @@ impl ServerCertVerifier for AnyServer {
     }
 }
 
-/// Connects with the certificate in `directory`, read anew since the kubelet changes it. Without one the server is shown
-/// none.
+/// Connects, and shows the server the certificate in `directory`, if there is one. Reads it for each connection,
+/// because the kubelet replaces it.
 pub(super) async fn connect<S>(stream: S, directory: &Path) -> io::Result<TlsStream<S>>
 where
     S: AsyncRead + AsyncWrite + Unpin,

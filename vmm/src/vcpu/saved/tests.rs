@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 use crate::vm_state::{SavedClock, SavedIrqchips};
 
-/// What `vmm/tests/payload` saves of a guest: written by the first version, and read by every later one.
+/// The state of a guest of `vmm/tests/payload`. The first version of the format wrote it, and every later one reads it.
 const STORED: &str = include_str!("fixtures/saved-1.json");
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

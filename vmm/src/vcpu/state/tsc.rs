@@ -23,14 +23,14 @@ pub struct SavedTsc {
     pub khz: u32,
     /// The guest's TSC.
     pub value: u64,
-    /// What KVM adds to the host's TSC. Only differences between vCPUs matter: the host's TSC is another one after a
-    /// restore. None before Linux 5.16.
+    /// KVM adds this offset to the host's TSC. Another host has another TSC, so a restore uses only the differences
+    /// between the vCPUs' offsets. None before Linux 5.16.
     // Without this, serde reads a missing field as None.
     #[serde(deserialize_with = "Option::deserialize")]
     pub offset: Option<u64>,
 }
 
-/// What a vCPU's TSC is set to.
+/// A new value for a vCPU's TSC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TscTarget {
     /// A value at the time of the call.
@@ -125,7 +125,8 @@ pub fn latest(tscs: &[SavedTsc]) -> Option<u64> {
     tscs.iter().map(in_first).max()
 }
 
-/// What the TSC `saved` of a vCPU becomes, once the first vCPU's TSC `first` was set to `value` and got `offset`.
+/// Returns the new TSC of a vCPU whose TSC was `saved`. The first vCPU's TSC was `first`, and is now `value`, with the
+/// offset `offset` to the host's. The difference between the two vCPUs stays.
 pub fn beside(first: SavedTsc, (value, offset): (u64, Option<u64>), saved: SavedTsc) -> TscTarget {
     match (offset, first.offset, saved.offset) {
         (Some(now), Some(first), Some(own)) => TscTarget::Offset(now.wrapping_add(own.wrapping_sub(first))),

@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many ranges are replaced at most. Each may split a mapping in three, and the kernel limits the mappings of a
-/// process (vm.max_map_count, 65,530): a guest that gives up every other page must not use them up.
+/// Maximum number of replaced ranges. Each may split a mapping in three. The kernel limits the mappings of a process
+/// (vm.max_map_count, 65,530), and a guest that gives up every other page must not use them up.
 const MAX_REPLACED: u32 = 16_384;
 
 /// Ranges replaced so far. The limit is the process's, and so is the number.

@@ -318,7 +318,7 @@ proptest! {
         bench.balloon.reset();
     }
 
-    /// Guest and host see the same sizes and pages, whether or not the device is saved and built anew.
+    /// Guest and host see the same sizes and pages if the device is saved and restored into a new device.
     #[test]
     fn a_restored_balloon_continues(steps in prop::collection::vec((0..4_u8, 0..64_u32, any::<bool>()), 1..30)) {
         let run = |save: bool| {

@@ -167,7 +167,7 @@ proptest! {
         bench.rng.reset();
     }
 
-    /// Each request is served once, whenever the device is saved and built anew.
+    /// The device serves each request once, also if it is saved and restored into a new device meanwhile.
     #[test]
     fn a_restored_device_continues(steps in prop::collection::vec((1..4_u16, any::<bool>(), any::<bool>()), 1..20)) {
         let mut bench = bench();
