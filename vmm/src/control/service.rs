@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
-use husk_proto::vmm::v1::{self as pb};
+use husk_proto::vmm::v1::{self as pb, PauseReason};
 use husk_seccomp::{ThreadRole, install};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::ScsiHandle;
@@ -22,7 +22,7 @@ use super::fields::missing;
 use super::ports::{EventStream, PortStates};
 use super::vm::Message;
 use super::vsock::{self, VsockCommand};
-use super::{discs, nics};
+use super::{discs, fields, nics};
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -34,10 +34,10 @@ pub enum VmmCommand {
     Create(Box<VmParts>, Reply<()>),
     /// Loads the kernel and starts the vCPUs, or stays paused.
     Boot { paused: bool, reply: Reply<()> },
-    /// Stops vCPUs and device workers.
-    Pause(Reply<()>),
-    /// Resumes.
-    Resume(Reply<()>),
+    /// Stops vCPUs and device workers, for a reason.
+    Pause(PauseReason, Reply<()>),
+    /// Takes a reason to be paused back.
+    Resume(PauseReason, Reply<()>),
     /// Presses the power button. With `reboot`, the guest's power-off resets the machine.
     Shutdown { reboot: bool, reply: Reply<()> },
     /// Resets the machine.
@@ -94,6 +94,7 @@ async fn detached<T: Send + 'static>(
 #[tonic::async_trait]
 impl Vmm for VmmService {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type SaveStream = Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type VsockRequestsStream = Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
     async fn create(
@@ -122,14 +123,26 @@ impl Vmm for VmmService {
         Ok(Response::new(pb::BootResponse {}))
     }
 
-    async fn pause(&self, _: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
-        self.ask(VmmCommand::Pause).await?;
+    async fn pause(&self, request: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
+        let reason = request.into_inner().reason();
+        if matches!(reason, PauseReason::IoError | PauseReason::Watchdog) {
+            return Err(fields::invalid("reason", "only user and snapshot can be given"));
+        }
+        self.ask(|reply| VmmCommand::Pause(reason, reply)).await?;
         Ok(Response::new(pb::PauseResponse {}))
     }
 
-    async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
-        self.ask(VmmCommand::Resume).await?;
+    async fn resume(
+        &self,
+        request: Request<pb::ResumeRequest>,
+    ) -> Result<Response<pb::ResumeResponse>, Status> {
+        let reason = request.into_inner().reason();
+        self.ask(|reply| VmmCommand::Resume(reason, reply)).await?;
         Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
+        Err(Status::unimplemented("saving comes with the next changes"))
     }
 
     async fn shutdown(

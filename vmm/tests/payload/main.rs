@@ -129,7 +129,7 @@ async fn after_a_soft_reboot_the_next_power_off_boots_again() {
     for reboot in [true, false, true] {
         rig.client.shutdown(pb::ShutdownRequest { reboot }).await.unwrap();
     }
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     assert_eq!(rig.read_console(10).await, "boot boot ");
     assert_eq!(rig.wait().await.code(), Some(0));
 }
@@ -140,7 +140,7 @@ async fn a_paused_guest_stops_and_continues() {
     rig.run(&elf(&print_for_ever(b'x'), false)).await;
     rig.read_console(10).await;
     for _ in 0..2 {
-        rig.client.pause(pb::PauseRequest {}).await.unwrap();
+        rig.client.pause(pb::PauseRequest::default()).await.unwrap();
     }
     let state = rig
         .client
@@ -164,7 +164,7 @@ async fn a_paused_guest_stops_and_continues() {
     rig.console
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     rig.read_console(10).await;
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
@@ -182,8 +182,8 @@ async fn four_vcpus_are_built_and_stopped() {
     rig.create(config).await.unwrap();
     rig.boot().await.unwrap();
     assert_eq!(rig.read_console(2).await, "up");
-    rig.client.pause(pb::PauseRequest {}).await.unwrap();
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.pause(pb::PauseRequest::default()).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
 }

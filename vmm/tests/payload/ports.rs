@@ -36,8 +36,8 @@ async fn the_vmm_holds_its_ends_until_it_ends() {
     rig.create(config).await.unwrap();
     rig.boot().await.unwrap();
     assert_eq!(rig.read_console(2).await, "up");
-    rig.client.pause(pb::PauseRequest {}).await.unwrap();
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.pause(pb::PauseRequest::default()).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     rig.client.reset(pb::ResetRequest {}).await.unwrap();
     assert_eq!(rig.read_console(2).await, "up");
     for end in &mut ends {

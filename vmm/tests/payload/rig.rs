@@ -107,7 +107,10 @@ impl Rig {
 
     pub async fn create(&mut self, config: pb::VmConfig) -> Result<(), tonic::Status> {
         self.client
-            .create(pb::CreateRequest { config: Some(config) })
+            .create(pb::CreateRequest {
+                config: Some(config),
+                saved: None,
+            })
             .await
             .map(|_| ())
     }

@@ -37,8 +37,8 @@ async fn a_guest_without_a_driver_is_not_connected() {
         rig.client.answer_vsock(answer).await.unwrap();
         assert_eq!(outside.read(&mut [0]).unwrap(), 0);
         if round == 0 {
-            rig.client.pause(pb::PauseRequest {}).await.unwrap();
-            rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+            rig.client.pause(pb::PauseRequest::default()).await.unwrap();
+            rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
             rig.client.reset(pb::ResetRequest {}).await.unwrap();
             assert_eq!(rig.read_console(2).await, "up");
         }

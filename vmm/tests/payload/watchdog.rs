@@ -95,7 +95,7 @@ async fn it_pauses_the_vm_once() {
     let (mut rig, mut events) = start(Action::Pause).await;
     assert_eq!(next(&mut events).await, bite(Action::Pause));
     assert_eq!(next(&mut events).await, Kind::State(State::Paused.into()));
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     tokio::time::sleep(TIMEOUT + Duration::from_millis(500)).await;
     let info = rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
     assert_eq!(info.state(), State::Running);
@@ -106,10 +106,10 @@ async fn it_pauses_the_vm_once() {
 #[tokio::test]
 async fn it_does_not_run_while_the_vm_is_paused() {
     let (mut rig, mut events) = start(Action::Reset).await;
-    rig.client.pause(pb::PauseRequest {}).await.unwrap();
+    rig.client.pause(pb::PauseRequest::default()).await.unwrap();
     assert_eq!(next(&mut events).await, Kind::State(State::Paused.into()));
     tokio::time::sleep(TIMEOUT * 2).await;
-    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
     let resumed = Instant::now();
     assert_eq!(next(&mut events).await, bite(Action::Reset));
     let left = resumed.elapsed();

@@ -58,7 +58,11 @@ impl VmHandle {
     /// # Errors
     /// The VM is not running, or its VMM does not answer.
     pub async fn pause(&self) -> Result<(), VmError> {
-        call_within(VMM_TIMEOUT, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
+        call_within(
+            VMM_TIMEOUT,
+            self.vmm()?.client.pause(vmm::PauseRequest::default()),
+        )
+        .await?;
         let mut status = self.status.clone();
         call_within(VMM_TIMEOUT, async {
             // If the VM ends meanwhile there is nothing to wait for.
@@ -75,7 +79,11 @@ impl VmHandle {
     pub async fn resume(&self) -> Result<(), VmError> {
         let mut status = self.status.clone();
         status.mark_unchanged();
-        call_within(VMM_TIMEOUT, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
+        call_within(
+            VMM_TIMEOUT,
+            self.vmm()?.client.resume(vmm::ResumeRequest::default()),
+        )
+        .await?;
         if !status.borrow().paused {
             return Ok(());
         }

@@ -177,7 +177,10 @@ async fn create_and_boot(
         _ => return Err(VmmFailure::NoAnswer),
     };
     let config = prepared.send(vmm.fds()).await.map_err(VmmFailure::Send)?;
-    let create = CreateRequest { config: Some(config) };
+    let create = CreateRequest {
+        config: Some(config),
+        saved: None,
+    };
     client
         .create(create)
         .await

@@ -370,7 +370,7 @@ impl VmActor {
             let press = async {
                 before.await;
                 if paused {
-                    client.resume(ResumeRequest {}).await?;
+                    client.resume(ResumeRequest::default()).await?;
                 }
                 client.shutdown(ShutdownRequest { reboot: false }).await
             };

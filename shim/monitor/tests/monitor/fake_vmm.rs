@@ -204,6 +204,7 @@ impl Fake {
 #[tonic::async_trait]
 impl Vmm for Fake {
     type EventsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type SaveStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type VsockRequestsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
     async fn create(
@@ -308,6 +309,10 @@ impl Vmm for Fake {
             self.enter(State::Paused);
         }
         Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
+        Err(Status::unimplemented("saving comes with the next changes"))
     }
 
     async fn shutdown(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use husk_proto::vmm::v1::event::Event as Kind;
-use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason, State};
 use husk_seccomp::{ThreadRole, install};
 
 use super::{Message, Vm, VmExit};
@@ -49,7 +49,11 @@ impl Vm {
         let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
         running.machine.arm(entry).map_err(VmExit::error)?;
         crate::memory_trim::drop_text_pages();
-        if !paused {
+        if paused {
+            if self.pause_reasons.is_empty() {
+                self.pause_reasons.insert(PauseReason::User);
+            }
+        } else {
             running.machine.run().map_err(VmExit::error)?;
         }
         self.boots += 1;

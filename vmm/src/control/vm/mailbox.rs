@@ -78,6 +78,7 @@ impl Mailbox {
 
 #[cfg(test)]
 mod tests {
+    use husk_proto::vmm::v1::PauseReason;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -87,7 +88,7 @@ mod tests {
     }
 
     fn pause() -> Message {
-        Message::Command(VmmCommand::Pause(oneshot::channel().0))
+        Message::Command(VmmCommand::Pause(PauseReason::User, oneshot::channel().0))
     }
 
     #[test]
@@ -108,7 +109,7 @@ mod tests {
             matches!(
                 kinds[..],
                 [
-                    Message::Command(VmmCommand::Pause(_)),
+                    Message::Command(VmmCommand::Pause(..)),
                     Message::RtcAlarm,
                     Message::Event(VmEvent::Ejected)
                 ]
@@ -133,7 +134,7 @@ mod tests {
         assert!(mailbox.loaded_or_end(Duration::ZERO).unwrap().is_end());
         assert!(matches!(
             mailbox.next(),
-            Some(Message::Command(VmmCommand::Pause(_)))
+            Some(Message::Command(VmmCommand::Pause(..)))
         ));
         drop(sender);
         assert!(mailbox.next().is_none());

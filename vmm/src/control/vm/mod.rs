@@ -5,6 +5,7 @@
 mod boot;
 mod exit;
 mod mailbox;
+mod pause;
 mod watchdog;
 
 use std::sync::{Arc, mpsc};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use husk_devices::legacy::MachineEvent;
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
-use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason, State};
 use husk_seccomp::{ThreadRole, install};
 use husk_virtio_scsi::ScsiHandle;
 use tokio::runtime::Handle;
@@ -34,6 +35,7 @@ use crate::vcpu::VcpuEvent;
 pub use exit::VmExit;
 use mailbox::Mailbox;
 pub(super) use mailbox::Message;
+use pause::PauseReasons;
 
 /// Time after a soft reboot in which a power-off of the guest resets the machine.
 const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
@@ -65,6 +67,8 @@ struct Vm {
     vsock_requests: Option<tokio_mpsc::Receiver<pb::VsockRequest>>,
     running: Option<RunningVm>,
     state: State,
+    /// Empty unless the VM is paused.
+    pause_reasons: PauseReasons,
     booted_from: String,
     boots: u64,
     /// Until then a power-off of the guest resets the machine.
@@ -135,6 +139,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         vsock_requests: Some(vsock_requests),
         running: None,
         state: State::Empty,
+        pause_reasons: PauseReasons::default(),
         booted_from: String::new(),
         boots: 0,
         reboot_until: None,
@@ -241,8 +246,8 @@ impl Vm {
                     }
                 }
             }
-            VmmCommand::Pause(reply) => drop(reply.send(self.pause())),
-            VmmCommand::Resume(reply) => drop(reply.send(self.resume())),
+            VmmCommand::Pause(reason, reply) => drop(reply.send(self.pause(reason))),
+            VmmCommand::Resume(reason, reply) => drop(reply.send(self.resume(reason))),
             VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
                 if !matches!(self.state, State::Running | State::Paused) {
@@ -338,30 +343,6 @@ impl Vm {
         Ok(())
     }
 
-    fn pause(&mut self) -> Result<(), Status> {
-        match (self.state, self.running.as_mut()) {
-            (State::Paused, _) => Ok(()),
-            (State::Running, Some(running)) => {
-                running.machine.pause().map_err(failed)?;
-                self.set_state(State::Paused);
-                Ok(())
-            }
-            (state, _) => Err(wrong_state(state)),
-        }
-    }
-
-    fn resume(&mut self) -> Result<(), Status> {
-        match (self.state, self.running.as_mut()) {
-            (State::Running, _) => Ok(()),
-            (State::Paused, Some(running)) => {
-                running.machine.run().map_err(failed)?;
-                self.set_state(State::Running);
-                Ok(())
-            }
-            (state, _) => Err(wrong_state(state)),
-        }
-    }
-
     /// Presses the power button.
     fn shut_down(&mut self, reboot: bool) -> Result<(), Status> {
         let pressed = match (&self.running, self.state) {
@@ -417,10 +398,10 @@ impl Vm {
         tracing::warn!(disk, error = message, "I/O error: pausing the VM");
         self.events
             .emit(Kind::IoError(pb::event::IoError { disk, message }));
-        if self.state != State::Running {
+        if !matches!(self.state, State::Running | State::Paused) {
             return None;
         }
-        let paused = self.pause();
+        let paused = self.pause(PauseReason::IoError);
         paused.err().map(|status| VmExit::error(status.message()))
     }
 
@@ -439,6 +420,7 @@ impl Vm {
             nics: machine.map_or_else(Vec::new, |m| m.nics().map(nics::info).collect()),
             // The guest controls this value, which cannot exceed its memory.
             balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
+            pause_reasons: self.pause_reasons.iter().map(Into::into).collect(),
         };
         (info, machine.map(|machine| machine.scsi().clone()))
     }

@@ -2,7 +2,7 @@
 
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
-use husk_proto::vmm::v1::{self as pb, ExitReason};
+use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason};
 use tonic::Status;
 
 use super::{Vm, VmExit};
@@ -24,7 +24,7 @@ impl Vm {
                 Some(VmExit::new(ExitReason::Watchdog, detail))
             }
             WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
-            WatchdogAction::Pause => self.pause().err().map(error),
+            WatchdogAction::Pause => self.pause(PauseReason::Watchdog).err().map(error),
         }
     }
 }

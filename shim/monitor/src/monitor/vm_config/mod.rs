@@ -192,6 +192,7 @@ fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
         taps: open.taps.into_iter().map(&mut *fd).collect(),
         vhost: open.vhost.into_iter().map(fd).collect(),
         link_down: !open.link_up,
+        pci_slot: 0,
     }
 }
 
