@@ -160,6 +160,18 @@ impl Disk {
         Ok(self.geometry())
     }
 
+    /// Writes to the image's file what this process holds of it: the tables of a qcow2 image. A copy of the file is
+    /// complete then, if no engine serves the disk meanwhile. Blocks.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn write_back(&self) -> io::Result<()> {
+        match &self.0.backend {
+            ImageBackend::File(_) => Ok(()),
+            ImageBackend::Qcow2(image) => image.write_back(),
+        }
+    }
+
     /// The extent that begins at byte `offset`. May block to read the volume's metadata.
     ///
     /// # Errors

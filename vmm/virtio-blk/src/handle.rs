@@ -68,6 +68,14 @@ impl BlkHandle {
         self.0.disk.counters()
     }
 
+    /// Writes what this process holds of the image to its file, as [`Disk::write_back`] does. Blocks.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn write_back(&self) -> io::Result<()> {
+        self.0.disk.write_back()
+    }
+
     /// Reads the current size of the image, notifies the guest (also if it is unchanged) and returns the size in
     /// bytes.
     ///

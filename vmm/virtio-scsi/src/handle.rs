@@ -215,6 +215,17 @@ impl ScsiHandle {
             .wait()
     }
 
+    /// Writes what this process holds of a disk's image to its file, as [`Disk::write_back`] does. Blocks on the file
+    /// system: not for async contexts.
+    ///
+    /// # Errors
+    /// There is no such unit, or the kernel's error.
+    pub fn write_back(&self, id: &str) -> Result<(), ScsiError> {
+        let disk = self.ask(|reply| ControllerMessage::Find(id.to_owned(), reply));
+        let written = disk.wait()?.write_back();
+        written.map_err(|error| ScsiError::Io(id.to_owned(), error))
+    }
+
     /// Inserts a disc into an empty drive and closes its tray. Returns the size that the guest can read, in bytes.
     pub fn insert(&self, id: &str, disc: Disk) -> ReplyFuture<u64> {
         self.ask(|reply| ControllerMessage::Insert(id.to_owned(), disc, reply))

@@ -210,15 +210,21 @@ impl ImageContent {
         Ok(buffers.iter().map(|(_, len)| len).sum())
     }
 
+    /// Writes the tables to the file.
+    pub fn write_back(&self) -> io::Result<()> {
+        match self.geometry.read_only {
+            true => Ok(()),
+            false => self.shared(|access| access.flush()),
+        }
+    }
+
     /// Writes the tables to the file, then flushes the file.
     fn sync(&self) -> io::Result<()> {
-        self.shared(|access| {
-            if self.geometry.read_only {
-                return Ok(());
-            }
-            access.flush()?;
-            access.sync()
-        })
+        self.write_back()?;
+        match self.geometry.read_only {
+            true => Ok(()),
+            false => self.shared(|access| access.sync()),
+        }
     }
 
     /// Frees the storage of a range, which then reads as zeroes. With `hint`, parts of clusters may stay.

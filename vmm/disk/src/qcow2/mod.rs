@@ -93,6 +93,11 @@ impl Qcow2Image {
         self.content.read(offset, buf)
     }
 
+    /// See [`Disk::write_back`](crate::Disk::write_back).
+    pub fn write_back(&self) -> io::Result<()> {
+        self.content.write_back()
+    }
+
     /// See [`Disk::extent`](crate::Disk::extent); `offset` is on the disk.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
         self.content.extent(offset)
