@@ -15,7 +15,10 @@ use vm_memory::{
 
 use crate::layout::Layout;
 
+mod copy;
 mod mapping;
+
+pub use copy::MemoryCopy;
 
 /// The backing of guest memory.
 #[derive(Debug)]
@@ -172,6 +175,22 @@ impl GuestRam {
         Ok(Self { memory, backing })
     }
 
+    /// Maps the layout's RAM with the content of `file`: as a private mapping of it, or with hugetlb as a copy, since a
+    /// mapping of a file has the page size of its file system.
+    ///
+    /// # Errors
+    /// As of [`GuestRam::new`]. The file cannot be read.
+    pub fn restore(layout: &Layout, backing: MemoryBacking, file: MemoryFile) -> Result<Self, MemoryError> {
+        if !matches!(backing, MemoryBacking::Hugetlb(_)) {
+            return Self::new(layout, MemoryBacking::File(file));
+        }
+        file.check(layout.ram.iter().map(|range| range.end - range.start).sum())?;
+        let ram = Self::new(layout, backing)?;
+        let MemoryFile { name, file } = file;
+        copy::fill(&ram.memory, &file).map_err(|source| MemoryError::File { name, source })?;
+        Ok(ram)
+    }
+
     /// The map, as devices hold it.
     pub fn memory(&self) -> &GuestMem {
         &self.memory
@@ -184,8 +203,8 @@ impl GuestRam {
 
     /// True if the host gets pages back that the guest reports as free.
     pub fn reports_free_pages(&self) -> bool {
-        // Dropped pages of a private file mapping would read as the file's again.
-        matches!(self.backing, MemoryBacking::Anonymous)
+        // From a private mapping of a file too: anonymous pages take the place of those dropped.
+        matches!(self.backing, MemoryBacking::Anonymous | MemoryBacking::File(_))
     }
 
     /// Gives the memory to a VM, one memory slot for each region.

@@ -1,0 +1,231 @@
+//! Copies guest memory to a file with holes, and back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use husk_devices::GuestMem;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+
+/// Bytes that a thread copies at a time.
+const PIECE: u64 = 2 << 20;
+/// Granularity of holes, in bytes.
+const BLOCK: usize = 16 << 10;
+
+/// A part of guest memory and its place in the file.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    address: GuestAddress,
+    offset: u64,
+    len: usize,
+}
+
+/// The pieces of guest memory. In the file, the regions follow each other in the order of their addresses.
+fn pieces(memory: &GuestMem) -> Vec<Piece> {
+    let (mut pieces, mut offset) = (Vec::new(), 0);
+    for region in memory.memory().iter() {
+        let (start, size) = (region.start_addr().0, region.len());
+        for at in (0..size).step_by(PIECE as usize) {
+            pieces.push(Piece {
+                address: GuestAddress(start + at),
+                offset: offset + at,
+                len: PIECE.min(size - at) as usize,
+            });
+        }
+        offset += size;
+    }
+    pieces
+}
+
+/// Guest memory on its way to a file. Any number of threads may carry it.
+#[derive(Debug)]
+pub struct MemoryCopy {
+    memory: GuestMem,
+    file: File,
+    pieces: Vec<Piece>,
+    next: AtomicU64,
+    bytes: u64,
+}
+
+impl MemoryCopy {
+    /// Prepares a copy to an empty file, which gets its size.
+    ///
+    /// # Errors
+    /// The file system has no files of this size.
+    pub fn new(memory: GuestMem, file: File) -> io::Result<Self> {
+        let pieces = pieces(&memory);
+        let bytes = pieces.iter().map(|piece| piece.len as u64).sum();
+        file.set_len(bytes)?;
+        Ok(Self {
+            memory,
+            file,
+            pieces,
+            next: AtomicU64::new(0),
+            bytes,
+        })
+    }
+
+    /// Bytes of guest memory.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Copies pieces until no piece is left, or `go_on` returns false. It is called with the bytes of each piece that
+    /// was copied. No vCPU or device may write to guest memory meanwhile.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn carry(&self, go_on: impl Fn(u64) -> bool) -> io::Result<()> {
+        let memory = self.memory.memory();
+        let mut buffer = vec![0; PIECE as usize];
+        loop {
+            let next = usize::try_from(self.next.fetch_add(1, Ordering::Relaxed));
+            let Some(piece) = next.ok().and_then(|next| self.pieces.get(next)) else {
+                return Ok(());
+            };
+            let bytes = &mut buffer[..piece.len];
+            memory
+                .read_slice(bytes, piece.address)
+                .map_err(io::Error::other)?;
+            write_sparse(&self.file, bytes, piece.offset)?;
+            if !go_on(piece.len as u64) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn is_zero(block: &[u8]) -> bool {
+    // Without a branch for each byte, so that the compiler uses wide registers.
+    let mut lines = block.chunks(256);
+    lines.all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// Writes `bytes` at `offset` of a file that has only zeros there, and leaves out blocks of zeros.
+fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    let mut start = None;
+    for (index, block) in bytes.chunks(BLOCK).enumerate() {
+        let at = index * BLOCK;
+        match (start, is_zero(block)) {
+            (None, false) => start = Some(at),
+            (Some(from), true) => {
+                file.write_all_at(&bytes[from..at], offset + from as u64)?;
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    match start {
+        Some(from) => file.write_all_at(&bytes[from..], offset + from as u64),
+        None => Ok(()),
+    }
+}
+
+/// Offset of the next data in a file from `offset`, `None` if only a hole follows.
+fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    let from = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: lseek takes no pointer, and nothing uses the descriptor's position.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
+    match u64::try_from(at) {
+        Ok(at) => Ok(Some(at)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+/// Fills guest memory, which is zero, from a file that [`MemoryCopy`] wrote.
+pub(super) fn fill(memory: &GuestMem, file: &File) -> io::Result<()> {
+    let guard = memory.memory();
+    let mut buffer = vec![0; PIECE as usize];
+    let mut data = Some(0);
+    for piece in pieces(memory) {
+        let end = piece.offset + piece.len as u64;
+        if data.is_some_and(|data| data < piece.offset) {
+            data = next_data(file, piece.offset)?;
+        }
+        if data.is_none_or(|data| data >= end) {
+            continue;
+        }
+        let bytes = &mut buffer[..piece.len];
+        file.read_exact_at(bytes, piece.offset)?;
+        guard
+            .write_slice(bytes, piece.address)
+            .map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::layout::{HIGH_RAM, Layout};
+    use crate::ram::{GuestRam, MemoryBacking};
+
+    const LOW: u64 = 7 << 20;
+
+    fn ram() -> GuestRam {
+        let layout = Layout {
+            ram: vec![0..LOW, HIGH_RAM..HIGH_RAM + (3 << 20)],
+            pci_mmio64: 1 << 40..1 << 41,
+        };
+        GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap()
+    }
+
+    /// Addresses with content: around the borders of blocks, pieces and regions.
+    const MARKED: [u64; 6] = [0, 16 << 10, (2 << 20) - 1, 5 << 20, LOW - 1, HIGH_RAM + 4097];
+
+    fn marked() -> GuestRam {
+        let ram = ram();
+        let memory = ram.memory().memory();
+        for at in MARKED {
+            memory.write_obj(0xa5_u8, GuestAddress(at)).unwrap();
+        }
+        ram
+    }
+
+    #[test]
+    fn memory_goes_to_a_file_with_holes_and_back() {
+        let old = marked();
+        let file = tempfile::tempfile().unwrap();
+        let copy = MemoryCopy::new(old.memory().clone(), file.try_clone().unwrap()).unwrap();
+        let done = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    copy.carry(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
+                        .unwrap()
+                });
+            }
+        });
+        assert_eq!(done.into_inner(), old.bytes());
+        let metadata = file.metadata().unwrap();
+        assert_eq!(metadata.len(), old.bytes());
+        assert!(metadata.blocks() * 512 <= MARKED.len() as u64 * BLOCK as u64);
+
+        let new = ram();
+        fill(new.memory(), &file).unwrap();
+        let (old, new) = (old.memory().memory(), new.memory().memory());
+        for at in MARKED {
+            assert_eq!(new.read_obj::<u8>(GuestAddress(at)).unwrap(), 0xa5, "{at:#x}");
+            let beside = GuestAddress(at ^ 1);
+            let bytes = [&old, &new].map(|memory| memory.read_obj::<u8>(beside).unwrap());
+            assert_eq!(bytes, [0, 0]);
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_to_stop_stops_after_the_piece() {
+        let file = tempfile::tempfile().unwrap();
+        let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap()).unwrap();
+        copy.carry(|_| false).unwrap();
+        let written = next_data(&file, PIECE).unwrap();
+        assert_eq!(written, None, "only the first piece");
+        assert_eq!(next_data(&file, 0).unwrap(), Some(0));
+    }
+}
