@@ -55,6 +55,7 @@ fn machine(disks: &[&str]) -> (Machine, UnixStream) {
             serial: String::new(),
         },
         nics: vec![],
+        plugged_nics: vec![],
         disks: disks.iter().map(blk).collect(),
         scsi: vec![unit],
         rng: true,

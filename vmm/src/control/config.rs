@@ -7,18 +7,18 @@ use husk_disk::DiskReader;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::boot::Source as BootSource;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
-use husk_proto::vmm::v1::{self as pb, VmConfig};
-use husk_virtio_net::NetSetup;
+use husk_proto::vmm::v1::{self as pb};
 use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
+use super::saved::{self, SavedVm};
 use super::{disks, fields, nics, ports, vsock};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
 use crate::machine::{BlkDisk, MachineConfig};
-use crate::ram::MemoryBacking;
+use crate::ram::{MemoryBacking, MemoryFile};
 use crate::smbios;
 
 /// The checked contents of a Create request.
@@ -36,6 +36,8 @@ pub struct VmParts {
     pub console: Option<OwnedFd>,
     /// Action of the watchdog, if there is one.
     pub watchdog: Option<WatchdogAction>,
+    /// The state from which the machine goes on, and its memory.
+    pub saved: Option<(SavedVm, MemoryFile)>,
 }
 
 fn missing(field: &str) -> Status {
@@ -50,8 +52,13 @@ async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<Own
     fields::claim(fds, &format!("config.{field}"), fd).await
 }
 
-/// Checks `config` and claims its descriptors from the channel.
-pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status> {
+/// Checks a request and claims its descriptors from the channel.
+pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmParts, Status> {
+    let config = request.config.ok_or_else(|| fields::missing("config"))?;
+    let saved = match request.saved {
+        Some(saved) => Some(saved::open(fds, saved).await?),
+        None => None,
+    };
     let cpu = config.cpu.ok_or_else(|| missing("cpu"))?;
     let memory = config.memory.ok_or_else(|| missing("memory"))?;
     let smbios = config.smbios.unwrap_or_default();
@@ -78,16 +85,18 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
     for (i, disk) in config.scsi_disks.iter().enumerate() {
         scsi.push(disks::scsi_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
     }
-    let mut setups = Vec::new();
+    let (mut setups, mut plugged_nics) = (Vec::new(), Vec::new());
     for (i, nic) in config.nics.iter().enumerate() {
-        let setup = nics::setup(fds, &format!("config.nics[{i}]"), nic).await?;
-        if setups.iter().any(|other: &NetSetup| other.id == setup.id) {
-            return Err(invalid(
-                &format!("config.nics[{i}].id"),
-                format!("{:?} is used twice", setup.id),
-            ));
+        let at = |field: &str| format!("nics[{i}]{field}");
+        let setup = nics::setup(fds, &format!("config.{}", at("")), nic).await?;
+        if config.nics[..i].iter().any(|other| other.id == nic.id) {
+            return Err(invalid(&at(".id"), format!("{:?} is used twice", nic.id)));
         }
-        setups.push(setup);
+        match (u8::try_from(nic.pci_slot), saved.is_some()) {
+            (Ok(0), _) => setups.push(setup),
+            (Ok(slot), true) => plugged_nics.push((slot, setup)),
+            _ => return Err(invalid(&at(".pci_slot"), "is not a slot of a saved machine")),
+        }
     }
     let mut port_setups = Vec::new();
     for (i, port) in config.ports.into_iter().enumerate() {
@@ -116,6 +125,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
             serial: smbios.serial,
         },
         nics: setups,
+        plugged_nics,
         disks: blk,
         scsi,
         rng: config.rng,
@@ -132,6 +142,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         source,
         console,
         watchdog,
+        saved,
     })
 }
 

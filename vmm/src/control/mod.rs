@@ -12,6 +12,7 @@ mod fields;
 mod nics;
 mod passthrough;
 mod ports;
+mod saved;
 mod service;
 mod vm;
 mod vsock;

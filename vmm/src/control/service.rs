@@ -20,6 +20,7 @@ use super::config::{self, VmParts};
 use super::disks::{self, MachineDisks};
 use super::fields::missing;
 use super::ports::{EventStream, PortStates};
+use super::saved::{self, CapturedVm};
 use super::vm::Message;
 use super::vsock::{self, VsockCommand};
 use super::{discs, fields, nics};
@@ -38,6 +39,8 @@ pub enum VmmCommand {
     Pause(PauseReason, Reply<()>),
     /// Takes a reason to be paused back.
     Resume(PauseReason, Reply<()>),
+    /// Returns the state of the paused machine.
+    Save(Reply<CapturedVm>),
     /// Presses the power button. With `reboot`, the guest's power-off resets the machine.
     Shutdown { reboot: bool, reply: Reply<()> },
     /// Resets the machine.
@@ -101,13 +104,10 @@ impl Vmm for VmmService {
         &self,
         request: Request<pb::CreateRequest>,
     ) -> Result<Response<pb::CreateResponse>, Status> {
-        let config = request
-            .into_inner()
-            .config
-            .ok_or_else(|| Status::invalid_argument("config is missing"))?;
+        let request = request.into_inner();
         let service = self.clone();
         detached(async move {
-            let parts = Box::new(config::parts(config, &service.fds).await?);
+            let parts = Box::new(config::parts(request, &service.fds).await?);
             service.ask(|reply| VmmCommand::Create(parts, reply)).await?;
             // The threads of the machine have theirs. This one has read no input of the guest yet.
             install(ThreadRole::Control);
@@ -141,8 +141,12 @@ impl Vmm for VmmService {
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
-    async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
-        Err(Status::unimplemented("saving comes with the next changes"))
+    async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
+        let files = saved::files(&self.fds, request.into_inner()).await?;
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let captured = self.ask(VmmCommand::Save).await?;
+        let stream = saved::write(captured, files, disks).await?;
+        Ok(Response::new(Box::pin(stream)))
     }
 
     async fn shutdown(

@@ -9,6 +9,7 @@ use husk_devices::pci::config::ConfigError;
 use husk_devices::virtio::transport::VirtioPciError;
 
 use super::nic::NicError;
+use super::saved::MachineMismatch;
 use crate::acpi;
 use crate::cpuid::TopologyError;
 use crate::kvm::KvmError;
@@ -79,6 +80,25 @@ pub enum MachineError {
     /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),
+    /// The machine runs.
+    #[error("the machine is not paused")]
+    NotPaused,
+    /// The saved machine is another one.
+    #[error(transparent)]
+    Mismatch(#[from] MachineMismatch),
+    /// The saved state has another number of vCPUs or TSCs.
+    #[error("the saved state has {vcpus} vCPUs and {tscs} TSCs, but the machine has {expected}")]
+    SavedVcpus {
+        /// Saved vCPUs.
+        vcpus: usize,
+        /// Saved TSCs.
+        tscs: usize,
+        /// vCPUs of the machine.
+        expected: usize,
+    },
+    /// The saved machine has wider physical addresses than this host.
+    #[error("the saved machine has {0} physical address bits, but this host has {1}")]
+    AddressBits(u8, u8),
     /// An operating system resource.
     #[error("{0}")]
     Io(#[from] io::Error),

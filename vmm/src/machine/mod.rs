@@ -27,7 +27,7 @@ use crate::cpuid::{self, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
 use crate::kvm::KvmHost;
 use crate::layout::{self, Layout};
-use crate::ram::{GuestRam, MemoryBacking};
+use crate::ram::{GuestRam, MemoryBacking, MemoryFile};
 use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::state::tsc::SavedTsc;
@@ -41,12 +41,14 @@ mod event;
 mod legacy;
 mod nic;
 mod registry;
+mod saved;
 mod virtio;
 
 pub use error::MachineError;
 pub use event::{Callbacks, VmEvent};
 pub use legacy::{LegacyDevices, SerialEvents};
 pub use nic::{Nic, NicError};
+pub use saved::{MachineDescription, MachineMismatch, SavedMachine};
 pub use virtio::{BlkDisk, VsockSetup};
 
 /// Configuration of a machine.
@@ -62,6 +64,8 @@ pub struct MachineConfig {
     pub identity: smbios::SystemIdentity,
     /// NICs, in slot order.
     pub nics: Vec<NetSetup>,
+    /// NICs that were plugged into a saved machine, with their slots.
+    pub plugged_nics: Vec<(u8, NetSetup)>,
     /// virtio-blk disks, in slot order.
     pub disks: Vec<BlkDisk>,
     /// Disks on the SCSI controller, which every machine has.
@@ -85,6 +89,7 @@ pub struct Machine {
     vm: Arc<VmFd>,
     ram: GuestRam,
     layout: Layout,
+    physical_address_bits: u8,
     topology: Topology,
     identity: smbios::SystemIdentity,
     devices: DeviceRegistry,
@@ -115,13 +120,35 @@ impl Machine {
         callbacks: Callbacks,
         serial_events: SerialEvents,
     ) -> Result<Self, MachineError> {
+        Self::build(host, config, None, callbacks, serial_events)
+    }
+
+    /// Builds a machine, with the CPUs, the address map and the memory of a saved one if it is given.
+    fn build(
+        host: &KvmHost,
+        config: MachineConfig,
+        saved: Option<(&SavedMachine, MemoryFile)>,
+        callbacks: Callbacks,
+        serial_events: SerialEvents,
+    ) -> Result<Self, MachineError> {
         let topology = config.topology.check()?;
         let (vcpus, limit) = (topology.vcpus(), host.max_vcpus());
         if vcpus > limit {
             return Err(MachineError::Vcpus(vcpus, limit));
         }
-        let layout = Layout::new(config.memory, cpuid::physical_address_bits(&host.cpuid))?;
-        let ram = GuestRam::new(&layout, config.backing)?;
+        let mut physical_address_bits = cpuid::physical_address_bits(&host.cpuid);
+        if let Some((saved, _)) = &saved {
+            let saved = saved.description.physical_address_bits;
+            if saved > physical_address_bits {
+                return Err(MachineError::AddressBits(saved, physical_address_bits));
+            }
+            physical_address_bits = saved;
+        }
+        let layout = Layout::new(config.memory, physical_address_bits)?;
+        let (ram, saved) = match saved {
+            Some((saved, memory)) => (GuestRam::restore(&layout, config.backing, memory)?, Some(saved)),
+            None => (GuestRam::new(&layout, config.backing)?, None),
+        };
         let vm = host.create_vm()?;
         ram.register(&vm)?;
         let interrupts = Interrupts::new(vm.clone())?;
@@ -173,11 +200,14 @@ impl Machine {
             let timer = callbacks.watchdog;
             devices.add_watchdog(Box::new(move |due| timer(due)))?;
         }
+        for (slot, nic) in config.plugged_nics {
+            devices.add_plugged_nic(slot, nic)?;
+        }
 
         let vcpus = spawn_vcpus(
             host,
             &vm,
-            topology,
+            (topology, saved),
             VcpuContext {
                 ports,
                 mmio,
@@ -190,6 +220,7 @@ impl Machine {
             vm,
             ram,
             layout,
+            physical_address_bits,
             topology,
             identity: config.identity,
             devices,
@@ -377,6 +408,11 @@ impl Machine {
         self.devices.reap_ejected();
     }
 
+    /// The map of guest memory.
+    pub fn memory(&self) -> &GuestMem {
+        self.ram.memory()
+    }
+
     /// The balloon, if there is one.
     pub fn balloon(&self) -> Option<&BalloonHandle> {
         self.devices.balloon()
@@ -413,13 +449,17 @@ fn vcpu_sink(event: EventFn) -> VcpuSink {
 fn spawn_vcpus(
     host: &KvmHost,
     vm: &VmFd,
-    topology: Topology,
+    (topology, saved): (Topology, Option<&SavedMachine>),
     context: VcpuContext,
 ) -> Result<Vec<Vcpu>, MachineError> {
     signal::install()?;
     let mut vcpus = Vec::new();
     for index in 0..topology.vcpus() {
-        let new = vcpu::create(host, vm, topology, index, None)?;
+        let saved = saved.and_then(|saved| {
+            let index = index as usize;
+            Some((saved.vcpus.get(index)?, saved.clock.tscs.get(index)?))
+        });
+        let new = vcpu::create(host, vm, topology, index, saved)?;
         vcpus.push(Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone())?);
     }
     Ok(vcpus)

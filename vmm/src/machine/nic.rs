@@ -26,6 +26,9 @@ pub enum NicError {
     /// No hot-pluggable slot is free.
     #[error("no free hotplug slot; the VM has {0} interfaces")]
     Slots(usize),
+    /// A saved machine had the NIC in a slot that is not hot-pluggable.
+    #[error("interface {0:?}: slot {1} is not hot-pluggable")]
+    NotPluggable(String, u8),
     /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]
     Virtio(String, VirtioPciError),

@@ -1,12 +1,13 @@
 //! The registry of the machine's parts: its PCI functions, those plugged while it runs included, and all else that
 //! holds state.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use husk_devices::GuestMem;
 use husk_devices::component::{Component, Components, Stage};
-use husk_devices::pci::{I6300esb, PciHotplug, PciRoot, SLOTS, WatchdogTimer};
+use husk_devices::pci::{I6300esb, PciHotplug, PciRoot, PciRootError, SLOTS, WatchdogTimer};
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
@@ -23,6 +24,9 @@ use crate::interrupts::KvmInterrupts;
 const SLOT_WINDOW: u64 = 1 << 20;
 /// Slots beyond the boot devices into which functions can be plugged.
 const HOTPLUG_SLOTS: usize = 8;
+
+/// Name of the watchdog among the machine's parts.
+const WATCHDOG: &str = "i6300esb";
 
 /// The host's end of a device.
 #[derive(Debug)]
@@ -61,6 +65,7 @@ pub(super) struct DeviceRegistry {
     pub ejected: EjectedSlots,
     devices: Vec<RegisteredDevice>,
     watchdog: Option<Arc<I6300esb>>,
+    watchdog_slot: Option<u8>,
     /// Slots that the ACPI tables describe as hot-pluggable, highest first.
     hotplug_slots: Vec<u8>,
 }
@@ -83,6 +88,7 @@ impl DeviceRegistry {
             ejected,
             devices: Vec::new(),
             watchdog: None,
+            watchdog_slot: None,
             hotplug_slots: Vec::new(),
         }
     }
@@ -138,14 +144,23 @@ impl DeviceRegistry {
         let watchdog = Arc::new(I6300esb::new(self.bars_at(slot), timer)?);
         self.root.add(slot, watchdog.clone())?;
         self.components
-            .insert(Stage::Function, "i6300esb", watchdog.clone())?;
+            .insert(Stage::Function, WATCHDOG, watchdog.clone())?;
         self.watchdog = Some(watchdog);
+        self.watchdog_slot = Some(slot);
         self.hotplug_slots_from(slot + 1);
         Ok(())
     }
 
     pub(super) fn watchdog_alarm(&self) -> bool {
         self.watchdog.as_ref().is_some_and(|watchdog| watchdog.alarm())
+    }
+
+    /// The name of the function in each slot.
+    pub(super) fn functions(&self) -> BTreeMap<u8, String> {
+        let virtio = self.devices.iter();
+        let virtio = virtio.map(|device| (device.slot, part_name(&device.transport)));
+        let watchdog = self.watchdog_slot.map(|slot| (slot, WATCHDOG.to_owned()));
+        virtio.chain(watchdog).collect()
     }
 
     pub(super) fn hotplug_slots(&self) -> &[u8] {
@@ -197,25 +212,48 @@ impl DeviceRegistry {
 
     /// Plugs a NIC into a free slot and notifies the guest. Returns the slot.
     pub(super) fn add_nic(&mut self, setup: NetSetup, paused: bool) -> Result<u8, NicError> {
-        if self.nics().any(|nic| nic.handle.id() == setup.id) {
-            return Err(NicError::Exists(setup.id));
-        }
         // A function that the guest has ejected has left the bus, and may still be in the table.
         let taken =
             |slot: u8| self.root.is_occupied(slot) || self.devices.iter().any(|device| device.slot == slot);
         let mut lowest_first = self.hotplug_slots.iter().rev().copied();
         let free = lowest_first.find(|slot| !taken(*slot));
         let slot = free.ok_or_else(|| NicError::Slots(self.nics().count()))?;
+        let hotplug = self.hotplug.clone();
+        self.insert_nic(slot, setup, |transport| {
+            if paused {
+                transport.pause();
+            }
+            hotplug.add(slot, transport)
+        })?;
+        Ok(slot)
+    }
+
+    /// Puts a NIC that was plugged into a saved machine on its slot again.
+    pub(super) fn add_plugged_nic(&mut self, slot: u8, setup: NetSetup) -> Result<(), NicError> {
+        if !self.hotplug_slots.contains(&slot) {
+            return Err(NicError::NotPluggable(setup.id, slot));
+        }
+        let root = self.root.clone();
+        self.insert_nic(slot, setup, |transport| root.add(slot, transport))
+    }
+
+    /// Adds a pluggable NIC, which `plug` puts on the bus.
+    fn insert_nic(
+        &mut self,
+        slot: u8,
+        setup: NetSetup,
+        plug: impl FnOnce(Arc<VirtioPci>) -> Result<(), PciRootError>,
+    ) -> Result<(), NicError> {
+        if self.nics().any(|nic| nic.handle.id() == setup.id) {
+            return Err(NicError::Exists(setup.id));
+        }
         let (net, nic) = Nic::new(setup, slot, true)?;
         let transport = self
             .transport(slot, net)
             .map_err(|e| NicError::Virtio(nic.handle.id().to_owned(), e))?;
         self.components
             .insert(Stage::Function, part_name(&transport), transport.clone())?;
-        if paused {
-            transport.pause();
-        }
-        if let Err(error) = self.hotplug.add(slot, transport.clone()) {
+        if let Err(error) = plug(transport.clone()) {
             self.components.remove(&part_name(&transport));
             return Err(error.into());
         }
@@ -225,7 +263,7 @@ impl DeviceRegistry {
             transport,
             handle,
         });
-        Ok(slot)
+        Ok(())
     }
 
     /// Asks the guest to eject a NIC. The receiver is answered, if ever, when nothing of the NIC is left.

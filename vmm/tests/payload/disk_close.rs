@@ -44,6 +44,7 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
             serial: String::new(),
         },
         nics: Vec::new(),
+        plugged_nics: Vec::new(),
         disks: vec![machine::BlkDisk {
             id: "blk".into(),
             image: blk,

@@ -15,6 +15,7 @@ mod nics;
 mod ports;
 mod rig;
 mod saved_vcpus;
+mod saved_vm;
 mod test_vm;
 mod vcpus;
 mod vsock;

@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+#[derive(Debug)]
 pub struct Rig {
     pub client: VmmClient<Channel>,
     pub fds: FdSender,
@@ -106,10 +107,19 @@ impl Rig {
     }
 
     pub async fn create(&mut self, config: pb::VmConfig) -> Result<(), tonic::Status> {
+        self.create_from(config, None).await
+    }
+
+    /// Creates a machine, or continues a saved one.
+    pub async fn create_from(
+        &mut self,
+        config: pb::VmConfig,
+        saved: Option<pb::SavedMachine>,
+    ) -> Result<(), tonic::Status> {
         self.client
             .create(pb::CreateRequest {
                 config: Some(config),
-                saved: None,
+                saved,
             })
             .await
             .map(|_| ())

@@ -262,6 +262,24 @@ fn counters(counters: DiskCounters) -> pb::DiskCounters {
     }
 }
 
+/// Writes to the images' files what this process holds of them.
+pub(super) async fn write_back(disks: MachineDisks) -> Result<(), Status> {
+    let MachineDisks { blk, scsi } = disks;
+    let units = scsi.list().await.map_err(|e| status(&e))?;
+    let written = tokio::task::spawn_blocking(move || {
+        for disk in blk {
+            let written = disk.write_back();
+            written.map_err(|e| of_io(&e, format!("disk {:?}: {e}", disk.id())))?;
+        }
+        let images = units.iter().filter(|unit| unit.counters.is_some());
+        for unit in images {
+            scsi.write_back(&unit.id).map_err(|e| status(&e))?;
+        }
+        Ok(())
+    });
+    written.await.map_err(|e| Status::internal(e.to_string()))?
+}
+
 /// A virtio-blk disk for Info.
 pub(super) fn blk_info(blk: &BlkHandle) -> pb::DiskInfo {
     let geometry = blk.geometry();

@@ -63,6 +63,7 @@ pub(super) fn status(error: &NicError) -> Status {
         NicError::NotFound(_) => Status::not_found(text),
         NicError::Fixed(_) => Status::failed_precondition(text),
         NicError::Slots(_) => Status::resource_exhausted(text),
+        NicError::NotPluggable(..) => Status::invalid_argument(text),
         NicError::Io(_, e) if e.kind() == std::io::ErrorKind::InvalidInput => Status::invalid_argument(text),
         NicError::Io(..) | NicError::Virtio(..) | NicError::Component(_) | NicError::Pci(_) => {
             Status::internal(text)

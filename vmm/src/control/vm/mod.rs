@@ -6,9 +6,10 @@ mod boot;
 mod exit;
 mod mailbox;
 mod pause;
+mod saved;
 mod watchdog;
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use husk_devices::legacy::MachineEvent;
@@ -27,6 +28,7 @@ use super::console::Console;
 use super::disks::{self, MachineDisks};
 use super::events::{Events, event};
 use super::ports::PortStates;
+use super::saved::SavedVm;
 use super::service::{Reply, VmmCommand};
 use super::{nics, vsock};
 use crate::boot::KernelSource;
@@ -46,6 +48,8 @@ struct RunningVm {
     console: Console,
     /// Action of the watchdog, if there is one.
     watchdog: Option<WatchdogAction>,
+    /// Origin of the kernel of a restored machine, until it goes on.
+    restored: Option<String>,
 }
 
 impl std::fmt::Debug for RunningVm {
@@ -69,6 +73,8 @@ struct Vm {
     state: State,
     /// Empty unless the VM is paused.
     pause_reasons: PauseReasons,
+    /// Alive while the VM is being saved.
+    saving: Weak<()>,
     booted_from: String,
     boots: u64,
     /// Until then a power-off of the guest resets the machine.
@@ -140,6 +146,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         running: None,
         state: State::Empty,
         pause_reasons: PauseReasons::default(),
+        saving: Weak::new(),
         booted_from: String::new(),
         boots: 0,
         reboot_until: None,
@@ -248,10 +255,15 @@ impl Vm {
             }
             VmmCommand::Pause(reason, reply) => drop(reply.send(self.pause(reason))),
             VmmCommand::Resume(reason, reply) => drop(reply.send(self.resume(reason))),
+            VmmCommand::Save(reply) => drop(reply.send(self.save())),
             VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
-                if !matches!(self.state, State::Running | State::Paused) {
-                    let _ = reply.send(Err(wrong_state(self.state)));
+                let possible = match self.state {
+                    State::Running | State::Paused => self.check_not_saving(),
+                    state => Err(wrong_state(state)),
+                };
+                if let Err(status) = possible {
+                    let _ = reply.send(Err(status));
                     return None;
                 }
                 let exit = self.reset("requested by the monitor");
@@ -313,13 +325,28 @@ impl Vm {
             source,
             console,
             watchdog,
+            saved,
         } = parts;
         let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
         let serial_events = SerialEvents {
             output_ready: output_ready.try_clone()?,
             input_wanted: input_wanted.try_clone()?,
         };
-        let machine = Machine::new(&host, config, self.callbacks.clone(), serial_events).map_err(failed)?;
+        let callbacks = self.callbacks.clone();
+        let (machine, restored) = match saved {
+            None => (Machine::new(&host, config, callbacks, serial_events), None),
+            Some((
+                SavedVm {
+                    booted_from, machine, ..
+                },
+                memory,
+            )) => {
+                let from = (machine, memory);
+                let restored = Machine::restore(&host, config, from, callbacks, serial_events);
+                (restored, Some(booted_from))
+            }
+        };
+        let machine = machine.map_err(|e| Status::internal(saved::error_chain(&e)))?;
         let console = {
             let _runtime = self.runtime.enter();
             Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
@@ -338,6 +365,7 @@ impl Vm {
             source: Arc::new(source),
             console,
             watchdog,
+            restored,
         });
         self.set_state(State::Created);
         Ok(())

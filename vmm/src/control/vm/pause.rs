@@ -73,6 +73,7 @@ impl Vm {
 
     /// Takes a reason back, and resumes the VM if it was the last one.
     pub(super) fn resume(&mut self, reason: PauseReason) -> Result<(), Status> {
+        self.check_not_saving()?;
         let left = self.pause_reasons.without(reason);
         match (self.state, self.running.as_mut()) {
             (State::Running, _) => Ok(()),

@@ -1,0 +1,252 @@
+//! The files of a saved VM: a JSON document with its state, and its memory.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use husk_devices::GuestMem;
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::{self as pb};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::disks::{self, MachineDisks};
+use super::fields::{claim, invalid};
+use crate::machine::SavedMachine;
+use crate::ram::{MemoryCopy, MemoryFile};
+
+/// Version of the document. It grows with each change that an older husk-vmm would misread.
+const VERSION: u32 = 1;
+/// Maximum size of a document in bytes. A vCPU takes about 30 KiB, a disk less than 1 KiB.
+const MAX_DOCUMENT: u64 = 256 << 20;
+/// Maximum number of threads that write memory.
+const MAX_WRITERS: usize = 4;
+/// Interval of the reports of the progress.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The state of a VM.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedVm {
+    version: u32,
+    /// Origin of the kernel, for people.
+    pub booted_from: String,
+    /// The machine.
+    pub machine: SavedMachine,
+}
+
+/// The part of a document that every version has.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+impl SavedVm {
+    /// The state of a VM whose machine was saved.
+    pub(super) fn new(booted_from: String, machine: SavedMachine) -> Self {
+        let version = VERSION;
+        Self {
+            version,
+            booted_from,
+            machine,
+        }
+    }
+
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// It has another version, or is damaged.
+    fn parse(document: &[u8]) -> Result<Self, String> {
+        let Versioned { version } = serde_json::from_slice(document).map_err(|e| e.to_string())?;
+        if version != VERSION {
+            return Err(format!(
+                "has version {version}, but this husk-vmm reads version {VERSION}"
+            ));
+        }
+        serde_json::from_slice(document).map_err(|e| e.to_string())
+    }
+}
+
+/// A paused VM whose state was taken. Its memory does not change while `_saving` lives.
+#[derive(Debug)]
+pub struct CapturedVm {
+    /// The document.
+    pub(super) document: Vec<u8>,
+    pub(super) memory: GuestMem,
+    pub(super) _saving: Arc<()>,
+}
+
+/// The empty files that a VM is saved to.
+#[derive(Debug)]
+pub(super) struct SaveFiles {
+    state: File,
+    memory: File,
+}
+
+async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    let done = spawn_blocking(run).await;
+    done.map_err(|e| Status::internal(e.to_string()))
+}
+
+/// Claims the descriptor of a regular file, and returns it with its size.
+async fn regular(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<(File, u64), Status> {
+    let file = File::from(claim(fds, field, fd).await?);
+    let (file, metadata) = blocking(move || {
+        let metadata = file.metadata();
+        (file, metadata)
+    })
+    .await?;
+    let metadata = metadata.map_err(|e| invalid(field, e))?;
+    match metadata.is_file() {
+        true => Ok((file, metadata.len())),
+        false => Err(invalid(field, "is not a regular file")),
+    }
+}
+
+async fn empty(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<File, Status> {
+    match regular(fds, field, fd).await? {
+        (file, 0) => Ok(file),
+        (_, size) => Err(invalid(field, format!("has {size} bytes, but must be empty"))),
+    }
+}
+
+/// Claims the files of a request to save.
+pub(super) async fn files(fds: &FdReceiver, request: pb::SaveRequest) -> Result<SaveFiles, Status> {
+    Ok(SaveFiles {
+        state: empty(fds, "state", request.state.as_ref()).await?,
+        memory: empty(fds, "memory", request.memory.as_ref()).await?,
+    })
+}
+
+/// Opens a saved VM.
+pub(super) async fn open(fds: &FdReceiver, saved: pb::SavedMachine) -> Result<(SavedVm, MemoryFile), Status> {
+    let (state, size) = regular(fds, "saved.state", saved.state.as_ref()).await?;
+    let (memory, _) = regular(fds, "saved.memory", saved.memory.as_ref()).await?;
+    if size > MAX_DOCUMENT {
+        let reason = format!("has {size} bytes: at most {MAX_DOCUMENT} are read");
+        return Err(invalid("saved.state", reason));
+    }
+    let parsed = blocking(move || {
+        let mut document = vec![0; usize::try_from(size).map_err(|e| e.to_string())?];
+        state.read_exact_at(&mut document, 0).map_err(|e| e.to_string())?;
+        SavedVm::parse(&document)
+    });
+    let state = parsed.await?.map_err(|reason| invalid("saved.state", reason))?;
+    let memory = MemoryFile {
+        name: "saved.memory".into(),
+        file: Arc::new(memory),
+    };
+    Ok((state, memory))
+}
+
+/// The progress of the writers, and a way to stop them.
+#[derive(Debug, Default)]
+struct Progress {
+    done: AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Progress {
+    /// Adds bytes. Returns false if the writers are to stop.
+    fn advance(&self, bytes: u64) -> bool {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+        !self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts to write a VM's files on blocking threads. The stream has the progress. It ends when all is written, or with
+/// an error. If it is dropped, the threads stop.
+pub(super) async fn write(
+    captured: CapturedVm,
+    files: SaveFiles,
+    disks: MachineDisks,
+) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
+    let CapturedVm {
+        document,
+        memory,
+        _saving: saving,
+    } = captured;
+    let SaveFiles { state, memory: file } = files;
+    let copy = blocking(move || MemoryCopy::new(memory, file)).await?;
+    let copy = Arc::new(copy.map_err(|e| failed("memory", &e))?);
+    let (progress, total_bytes) = (Arc::new(Progress::default()), copy.bytes());
+    let mut writers = JoinSet::new();
+    writers.spawn(disks::write_back(disks));
+    writers.spawn_blocking(move || state.write_all_at(&document, 0).map_err(|e| failed("state", &e)));
+    for _ in 0..available_parallelism().map_or(1, usize::from).min(MAX_WRITERS) {
+        let (copy, progress) = (copy.clone(), progress.clone());
+        writers.spawn_blocking(move || {
+            let carried = copy.carry(|bytes| progress.advance(bytes));
+            carried.map_err(|e| failed("memory", &e))
+        });
+    }
+    let (sender, stream) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let report = || pb::SaveProgress {
+            done_bytes: progress.done.load(Ordering::Relaxed),
+            total_bytes,
+        };
+        let mut result = Ok(());
+        let mut ticks = interval(REPORT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                ended = writers.join_next() => match ended {
+                    Some(Ok(Ok(()))) => {}
+                    Some(Ok(Err(status))) => {
+                        progress.stopped.store(true, Ordering::Relaxed);
+                        result = result.and(Err(status));
+                    }
+                    Some(Err(panic)) => {
+                        progress.stopped.store(true, Ordering::Relaxed);
+                        result = result.and(Err(Status::internal(panic.to_string())));
+                    }
+                    None => break,
+                },
+                // A monitor that does not read misses reports.
+                _ = ticks.tick() => drop(sender.try_send(Ok(report()))),
+                () = sender.closed(), if !progress.stopped.load(Ordering::Relaxed) => {
+                    progress.stopped.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        // The VM may resume from now on.
+        drop((copy, saving));
+        let last = result.map(|()| report());
+        let _ = sender.send(last).await;
+    });
+    Ok(ReceiverStream::new(stream))
+}
+
+fn failed(file: &str, error: &io::Error) -> Status {
+    let text = format!("{file}: {error}");
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::resource_exhausted(text),
+        _ => Status::internal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_is_refused_by_its_number() {
+        let refused = |text: &str| SavedVm::parse(text.as_bytes()).unwrap_err();
+        assert_eq!(
+            refused(r#"{"version":2,"later":true}"#),
+            "has version 2, but this husk-vmm reads version 1"
+        );
+        assert!(refused(r#"{"version":1}"#).starts_with("missing field `booted_from`"));
+        assert!(refused(r#"{"versi"#).starts_with("EOF"));
+        assert!(refused(r#"{"booted_from":""}"#).starts_with("missing field `version`"));
+    }
+}

@@ -1,0 +1,69 @@
+//! Saves the VM, and goes on with a saved one.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use husk_proto::vmm::v1::{PauseReason, State};
+use tonic::Status;
+
+use super::{Vm, VmExit, failed, wrong_state};
+use crate::control::saved::{CapturedVm, SavedVm};
+
+impl Vm {
+    /// Fails while a save is under way: it reads guest memory.
+    pub(super) fn check_not_saving(&self) -> Result<(), Status> {
+        match self.saving.strong_count() {
+            0 => Ok(()),
+            _ => Err(Status::failed_precondition("the VM is being saved")),
+        }
+    }
+
+    /// Takes the state of the paused VM.
+    pub(super) fn save(&mut self) -> Result<CapturedVm, Status> {
+        self.check_not_saving()?;
+        if self.state != State::Paused {
+            return Err(wrong_state(self.state));
+        }
+        let booted_from = self.booted_from.clone();
+        let machine = self.machine_mut()?;
+        let saved = machine.save();
+        let saved = saved.map_err(|e| Status::failed_precondition(error_chain(&e)))?;
+        let memory = machine.memory().clone();
+        let document = serde_json::to_vec(&SavedVm::new(booted_from, saved)).map_err(failed)?;
+        let saving = Arc::new(());
+        self.saving = Arc::downgrade(&saving);
+        Ok(CapturedVm {
+            document,
+            memory,
+            _saving: saving,
+        })
+    }
+
+    /// Lets a saved VM go on, unless it is to be paused.
+    pub(super) fn go_on(&mut self, booted_from: String, paused: bool) -> Result<(), VmExit> {
+        crate::memory_trim::drop_text_pages();
+        self.boots = 1;
+        self.booted_from = booted_from;
+        tracing::info!(paused, "going on from a saved state");
+        if paused {
+            self.pause_reasons.insert(PauseReason::User);
+            self.set_state(State::Paused);
+            return Ok(());
+        }
+        let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
+        running.machine.run().map_err(VmExit::error)?;
+        self.set_state(State::Running);
+        Ok(())
+    }
+}
+
+/// An error and its causes, on one line.
+pub(super) fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,342 @@
+//! A VM is saved to two files and goes on in another process.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use husk_proto::vmm::v1::{self as pb, PauseReason, State};
+use tokio_stream::StreamExt;
+use tonic::{Code, Status};
+
+use super::guest::elf;
+use super::rig::{self, Rig};
+
+/// A guest that prints the letters from a to p over and over. The number of the letter is in memory at 3 MiB.
+fn letters() -> Vec<u8> {
+    let code = [
+        0x8a, 0x04, 0x25, 0x00, 0x00, 0x30, 0x00, // mov al, [0x300000]
+        0xfe, 0xc0, // inc al
+        0x24, 0x0f, // and al, 15
+        0x88, 0x04, 0x25, 0x00, 0x00, 0x30, 0x00, // mov [0x300000], al
+        0x04, b'a', // add al, 'a'
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xee, // out dx, al
+        0xeb, 0xe5, // jmp to the start
+    ];
+    elf(&code, false)
+}
+
+fn is_next(before: u8, next: u8) -> bool {
+    next == if before == b'p' { b'a' } else { before + 1 }
+}
+
+/// The files of a saved VM.
+#[derive(Debug)]
+struct Saved {
+    state: File,
+    memory: File,
+}
+
+impl Saved {
+    fn empty() -> Self {
+        Self {
+            state: tempfile::tempfile().unwrap(),
+            memory: tempfile::tempfile().unwrap(),
+        }
+    }
+
+    async fn save(&self, rig: &mut Rig) -> Result<Vec<pb::SaveProgress>, Status> {
+        let request = pb::SaveRequest {
+            state: Some(rig.send(&self.state).await),
+            memory: Some(rig.send(&self.memory).await),
+        };
+        rig.client.save(request).await?.into_inner().collect().await
+    }
+
+    async fn send(&self, rig: &Rig) -> pb::SavedMachine {
+        pb::SavedMachine {
+            state: Some(rig.send(&self.state).await),
+            memory: Some(rig.send(&self.memory).await),
+        }
+    }
+
+    /// A new process with this VM, not started.
+    async fn created(&self) -> Result<Rig, Status> {
+        let mut rig = Rig::start().await;
+        let config = rig.config(&letters()).await;
+        let saved = self.send(&rig).await;
+        rig.create_from(config, Some(saved)).await.map(|()| rig)
+    }
+
+    fn state_text(&self) -> String {
+        let mut text = vec![0; self.state.metadata().unwrap().len() as usize];
+        self.state.read_exact_at(&mut text, 0).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    /// The same memory with another state.
+    fn with_state(&self, text: &str) -> Self {
+        let mut state = tempfile::tempfile().unwrap();
+        state.write_all(text.as_bytes()).unwrap();
+        let memory = self.memory.try_clone().unwrap();
+        Self { state, memory }
+    }
+}
+
+async fn state(rig: &mut Rig) -> pb::InfoResponse {
+    rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner()
+}
+
+fn reason(reason: PauseReason) -> pb::PauseRequest {
+    pb::PauseRequest {
+        reason: reason.into(),
+    }
+}
+
+fn taken_back(reason: PauseReason) -> pb::ResumeRequest {
+    pb::ResumeRequest {
+        reason: reason.into(),
+    }
+}
+
+/// Reads what a paused guest has printed, and returns its last letter.
+async fn drain(console: &UnixStream) -> u8 {
+    let mut console = console.try_clone().unwrap();
+    console
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let read = tokio::task::spawn_blocking(move || {
+        let mut bytes = Vec::new();
+        assert_eq!(
+            console.read_to_end(&mut bytes).unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
+        console.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        bytes
+    });
+    let bytes = read.await.unwrap();
+    assert!(bytes.windows(2).all(|pair| is_next(pair[0], pair[1])));
+    *bytes.last().unwrap()
+}
+
+/// A running guest that was paused for a snapshot, and its last letter.
+async fn paused() -> (Rig, u8) {
+    let mut rig = Rig::start().await;
+    rig.run(&letters()).await;
+    let first = rig.read_console(3).await;
+    assert!(
+        first.as_bytes().windows(2).all(|pair| is_next(pair[0], pair[1])),
+        "{first}"
+    );
+    rig.client.pause(reason(PauseReason::Snapshot)).await.unwrap();
+    let last = drain(&rig.console).await;
+    (rig, last)
+}
+
+#[tokio::test]
+async fn a_saved_guest_goes_on_in_other_processes_and_in_its_own() {
+    let (mut source, last) = paused().await;
+    let saved = Saved::empty();
+    let progress = saved.save(&mut source).await.unwrap();
+    let end = progress.last().unwrap();
+    assert_eq!((end.done_bytes, end.total_bytes), (32 << 20, 32 << 20));
+    let memory = saved.memory.metadata().unwrap();
+    assert_eq!(memory.len(), 32 << 20);
+    assert!(memory.blocks() * 512 < 4 << 20, "{} blocks", memory.blocks());
+    source
+        .client
+        .resume(taken_back(PauseReason::Snapshot))
+        .await
+        .unwrap();
+
+    // Both run from the same files.
+    let mut clones = [saved.created().await.unwrap(), saved.created().await.unwrap()];
+    for clone in &mut clones {
+        clone.boot().await.unwrap();
+        assert_eq!(state(clone).await.booted_from, "given kernel");
+    }
+    for rig in clones.iter_mut().chain([&mut source]) {
+        let text = rig.read_console(40).await;
+        assert!(is_next(last, text.as_bytes()[0]), "{} {text}", last as char);
+        assert!(
+            text.as_bytes().windows(2).all(|pair| is_next(pair[0], pair[1])),
+            "{text}"
+        );
+    }
+    // Memory that the guests wrote is their own.
+    let again = saved.created().await.unwrap();
+    drop(again);
+    // A reset leaves the file.
+    for mut clone in clones {
+        clone.client.reset(pb::ResetRequest {}).await.unwrap();
+        clone.read_console(40).await;
+        clone.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(clone.wait().await.code(), Some(0));
+    }
+}
+
+#[tokio::test]
+async fn a_restored_guest_may_stay_paused_and_be_saved_again() {
+    let (mut source, last) = paused().await;
+    let first = Saved::empty();
+    first.save(&mut source).await.unwrap();
+    source.client.stop(pb::StopRequest {}).await.unwrap();
+    let mut middle = first.created().await.unwrap();
+    middle
+        .client
+        .boot(pb::BootRequest { paused: true })
+        .await
+        .unwrap();
+    let info = state(&mut middle).await;
+    assert_eq!(info.state(), State::Paused);
+    assert_eq!(info.pause_reasons, [PauseReason::User as i32]);
+    let second = Saved::empty();
+    second.save(&mut middle).await.unwrap();
+    drop(first);
+    let mut clone = second.created().await.unwrap();
+    clone.boot().await.unwrap();
+    for rig in [&mut clone, &mut middle] {
+        rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
+        assert!(is_next(last, rig.read_console(1).await.as_bytes()[0]));
+    }
+}
+
+#[tokio::test]
+async fn each_reason_to_be_paused_is_taken_back_alone() {
+    let (mut rig, _) = paused().await;
+    rig.client.pause(reason(PauseReason::User)).await.unwrap();
+    let refused = rig
+        .client
+        .resume(taken_back(PauseReason::User))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    rig.client
+        .resume(taken_back(PauseReason::Snapshot))
+        .await
+        .unwrap();
+    let info = state(&mut rig).await;
+    assert_eq!(
+        (info.state(), info.pause_reasons),
+        (State::Paused, vec![PauseReason::User as i32])
+    );
+    rig.client
+        .resume(taken_back(PauseReason::Unspecified))
+        .await
+        .unwrap();
+    let info = state(&mut rig).await;
+    assert_eq!((info.state(), info.pause_reasons), (State::Running, vec![]));
+    let refused = rig.client.pause(reason(PauseReason::IoError)).await.unwrap_err();
+    assert_eq!(refused.message(), "reason: only user and snapshot can be given");
+}
+
+#[tokio::test]
+async fn a_save_is_refused_with_the_reason() {
+    let mut rig = Rig::start().await;
+    let saved = Saved::empty();
+    rig.run(&letters()).await;
+    let running = saved.save(&mut rig).await.unwrap_err();
+    assert_eq!(running.message(), "not possible in state STATE_RUNNING");
+    rig.client.pause(pb::PauseRequest::default()).await.unwrap();
+    let full = Saved {
+        state: rig::file(b"x"),
+        ..Saved::empty()
+    };
+    let full = full.save(&mut rig).await.unwrap_err();
+    assert_eq!(full.message(), "state: has 1 bytes, but must be empty");
+    let null = Saved {
+        memory: File::options().write(true).open("/dev/null").unwrap(),
+        ..Saved::empty()
+    };
+    let null = null.save(&mut rig).await.unwrap_err();
+    assert_eq!(null.message(), "memory: is not a regular file");
+    saved.save(&mut rig).await.unwrap();
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn files_that_do_not_fit_are_refused_with_the_reason() {
+    let (mut rig, _) = paused().await;
+    let saved = Saved::empty();
+    saved.save(&mut rig).await.unwrap();
+    let text = saved.state_text();
+    let refused = async |saved: &Saved| saved.created().await.unwrap_err().message().to_owned();
+
+    let cut = saved.with_state(&text[..text.len() / 2]);
+    assert!(refused(&cut).await.starts_with("saved.state: EOF while parsing"));
+    let later = saved.with_state(&text.replacen("\"version\":1", "\"version\":7", 1));
+    assert_eq!(
+        refused(&later).await,
+        "saved.state: has version 7, but this husk-vmm reads version 1"
+    );
+    for (from, to, words) in [
+        (
+            "\"memory_bytes\":33554432",
+            "\"memory_bytes\":67108864",
+            "\"memory_bytes\"",
+        ),
+        (
+            "\"machine_version\":1",
+            "\"machine_version\":2",
+            "\"machine_version\"",
+        ),
+        ("virtio-rng", "virtio-gpu", "virtio-gpu"),
+        (
+            "\"physical_address_bits\":",
+            "\"physical_address_bits\":1",
+            "physical address bits",
+        ),
+    ] {
+        let wrong = saved.with_state(&text.replacen(from, to, 1));
+        let message = refused(&wrong).await;
+        assert!(message.contains(words), "{from}: {message}");
+    }
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    document["machine"]["vcpus"] = serde_json::json!([]);
+    assert_eq!(
+        refused(&saved.with_state(&document.to_string())).await,
+        "the saved state has 0 vCPUs and 1 TSCs, but the machine has 1"
+    );
+    let short = Saved {
+        memory: tempfile::tempfile().unwrap(),
+        ..saved.with_state(&text)
+    };
+    assert_eq!(
+        refused(&short).await,
+        "saved.memory has 0 bytes, but the guest's memory has 33554432"
+    );
+    let devices = Saved {
+        state: File::open("/dev/null").unwrap(),
+        ..saved.with_state(&text)
+    };
+    assert_eq!(refused(&devices).await, "saved.state: is not a regular file");
+    saved.created().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dropped_save_stops_and_the_vm_resumes() {
+    let (mut rig, last) = paused().await;
+    let saved = Saved::empty();
+    let request = pb::SaveRequest {
+        state: Some(rig.send(&saved.state).await),
+        memory: Some(rig.send(&saved.memory).await),
+    };
+    drop(rig.client.save(request).await.unwrap());
+    // The writers may still be at their last piece.
+    let resumed = async {
+        while rig
+            .client
+            .resume(taken_back(PauseReason::Snapshot))
+            .await
+            .is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), resumed)
+        .await
+        .unwrap();
+    assert!(is_next(last, rig.read_console(1).await.as_bytes()[0]));
+}
