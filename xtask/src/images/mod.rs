@@ -58,8 +58,13 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Images that only cases of `cargo xtask test --full` boot.
-const FULL_TIER: [&str; 3] = ["debian-12-cloud", "debian-13-generic", "debian-13-bls"];
+/// Images that only cases of `cargo xtask test --full` and `cargo xtask soak` boot.
+const FULL_TIER: [&str; 4] = [
+    "initramfs-6.1-disks",
+    "debian-12-cloud",
+    "debian-13-generic",
+    "debian-13-bls",
+];
 
 /// Makes every guest image that the tests need, unless it is in the cache.
 pub fn ensure_all(progress: &Progress) -> Result<()> {

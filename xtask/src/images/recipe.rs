@@ -167,6 +167,12 @@ pub const ALL: &[Recipe] = &[
         kind: SMALL,
     },
     Recipe {
+        name: "initramfs-6.1-disks",
+        about: "cloud kernel 6.1 and an initramfs with fio and sg3-utils",
+        suite: "bookworm",
+        kind: DISKS,
+    },
+    Recipe {
         name: "initramfs-6.12-disks",
         about: "cloud kernel 6.12 and an initramfs with fio and sg3-utils",
         suite: "trixie",
