@@ -36,7 +36,12 @@ pub const COMMAND_LINE_MAX: usize = 0x1_0000;
 /// End of conventional memory, where the extended BIOS data area would be.
 pub const EBDA: u64 = 0x9_fc00;
 /// ACPI tables, RSDP first. Guests find it by a scan as well as by pointer.
-pub const ACPI: Range<u64> = 0xe_0000..0xf_0000;
+pub const ACPI: Range<u64> = 0xe_0000..0xe_f000;
+/// The machine's generation ID, [`GENERATION_ID_LEN`] bytes. It has a page of its own, and is not at the start of it,
+/// where guests look for option ROMs.
+pub const GENERATION_ID: u64 = 0xe_f010;
+/// Length of the generation ID in bytes.
+pub const GENERATION_ID_LEN: usize = 16;
 /// SMBIOS entry point and structures, which guests find by a scan.
 pub const SMBIOS: Range<u64> = 0xf_0000..RESET_VECTOR;
 /// Entry point of a PC's BIOS in real mode. Linux jumps there to reboot a hardware-reduced ACPI machine without EFI: it
@@ -168,5 +173,22 @@ mod tests {
         }
         const { assert!(PAGE_TABLES + 6 * 0x1000 <= COMMAND_LINE) };
         const { assert!(COMMAND_LINE + COMMAND_LINE_MAX as u64 <= EBDA) };
+    }
+
+    #[test]
+    fn the_generation_id_is_aligned_in_a_reserved_page_of_its_own() {
+        assert_eq!(GENERATION_ID % 8, 0);
+        let page = GENERATION_ID & !0xfff..(GENERATION_ID & !0xfff) + 0x1000;
+        assert!(GENERATION_ID + GENERATION_ID_LEN as u64 <= page.end);
+        assert!(ACPI.end <= page.start && page.end <= SMBIOS.start);
+        let map = memory_map(&Layout::new(MIN_MEMORY, 40).unwrap());
+        let around: Vec<_> = map
+            .iter()
+            .filter(|(range, _)| range.start < page.end && page.start < range.end)
+            .collect();
+        assert!(
+            matches!(&around[..], [(range, false)] if range.start <= page.start && page.end <= range.end),
+            "{around:x?}"
+        );
     }
 }

@@ -103,6 +103,7 @@ fn every_part_of_a_machine_is_saved_and_restored() {
         "it runs"
     );
     old.pause().unwrap();
+    old.new_generation().unwrap();
     let text = serde_json::to_string(&old.save_devices().unwrap()).unwrap();
     let states: ComponentStates = serde_json::from_str(&text).unwrap();
     let names: Vec<_> = states.keys().map(String::as_str).collect();
@@ -124,6 +125,11 @@ fn every_part_of_a_machine_is_saved_and_restored() {
         "virtio-vsock",
     ];
     assert_eq!(names, expected);
+    let power = Value::from(states["acpi-power"].clone());
+    assert_eq!(
+        power["pending"], 4,
+        "the new generation, of which the guest does not know yet"
+    );
 
     let (mut new, _port) = machine(&["root", "scratch"]);
     new.restore_devices(&states).unwrap();

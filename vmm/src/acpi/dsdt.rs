@@ -11,12 +11,13 @@ use husk_devices::legacy::{pvpanic, rtc, serial};
 use husk_devices::pci::hotplug;
 
 use super::resources::{GED_PIN, PCI_HOTPLUG_PORT};
-use crate::layout::{ECAM, Layout, PCI_MMIO32};
+use crate::layout::{ECAM, GENERATION_ID, Layout, PCI_MMIO32};
 
-/// Notification values (ACPI 6.5, sections 5.6.6 and 4.8.2.2).
+/// Notification values (ACPI 6.5, sections 5.6.6 and 4.8.2.2; the specification of the generation ID).
 const DEVICE_CHECK: u8 = 1;
 const EJECT_REQUEST: u8 = 3;
 const BUTTON_PRESSED: u8 = 0x80;
+const NEW_GENERATION: u8 = 0x80;
 
 fn append(out: &mut Vec<u8>, term: &dyn Aml) {
     term.to_aml_bytes(out);
@@ -141,6 +142,25 @@ fn legacy_device(out: &mut Vec<u8>, name: &str, id: &dyn Aml, port: u64, len: u6
     append(out, &Device::new(name.into(), vec![id, &uid, &status, &crs]));
 }
 
+/// The device of Microsoft's "Virtual Machine Generation ID": says where the ID is. Guests find it by its compatible ID.
+fn generation(out: &mut Vec<u8>) {
+    let kind = "VM_Gen_Counter";
+    let (low, high) = (GENERATION_ID as u32, (GENERATION_ID >> 32) as u32);
+    let address = Package::new(vec![&low, &high]);
+    append(
+        out,
+        &Device::new(
+            "VGEN".into(),
+            vec![
+                &Name::new("_HID".into(), &"HUSK0001"),
+                &Name::new("_CID".into(), &kind),
+                &Name::new("_DDN".into(), &kind),
+                &Name::new("ADDR".into(), &address),
+            ],
+        ),
+    );
+}
+
 /// The generic event device (ACPI 6.5, section 5.6.9): reads the event register and notifies the devices named there.
 fn events(out: &mut Vec<u8>) {
     append(
@@ -152,6 +172,7 @@ fn events(out: &mut Vec<u8>) {
     );
     let button = PowerEvent::PowerButton as u32;
     let hotplug = PowerEvent::PciHotplug as u32;
+    let generation = PowerEvent::NewGeneration as u32;
     let mut body = Vec::new();
     append(&mut body, &Store::new(&Local(0), &Path::new("ESTS")));
     let (masked, taken, power_button) = (Local(1), Local(0), Path::new("\\_SB_.PWRB"));
@@ -166,6 +187,14 @@ fn events(out: &mut Vec<u8>) {
     append(&mut body, &And::new(&masked, &taken, &hotplug));
     let scan = MethodCall::new("\\_SB_.PCI0.PSCN".into(), vec![]);
     append(&mut body, &If::new(&Equal::new(&masked, &hotplug), vec![&scan]));
+    append(&mut body, &And::new(&masked, &taken, &generation));
+    append(
+        &mut body,
+        &If::new(
+            &Equal::new(&masked, &generation),
+            vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &NEW_GENERATION)],
+        ),
+    );
 
     let interrupt = Interrupt::new(true, true, false, false, GED_PIN);
     let (port, length) = ((power::PORT + power::EVENTS) as u16, 4u8);
@@ -216,6 +245,7 @@ pub fn definition_block(layout: &Layout, hotplug_slots: &[u8]) -> Vec<u8> {
         1,
         None,
     );
+    generation(&mut scope);
     events(&mut scope);
     let mut out = Vec::new();
     append(&mut out, &Scope::new("\\_SB_".into(), vec![&Encoded(scope)]));
@@ -227,4 +257,28 @@ pub fn definition_block(layout: &Layout, hotplug_slots: &[u8]) -> Vec<u8> {
         ),
     );
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has(block: &[u8], part: &[u8]) -> bool {
+        block.windows(part.len()).any(|window| window == part)
+    }
+
+    #[test]
+    fn guests_find_the_generation_id_and_are_notified_of_a_new_one() {
+        let block = definition_block(&Layout::new(64 << 20, 48).unwrap(), &[]);
+        assert!(has(&block, b"_HID\x0dHUSK0001\0"));
+        assert!(has(&block, b"_CID\x0dVM_Gen_Counter\0"));
+        assert!(has(&block, b"_DDN\x0dVM_Gen_Counter\0"));
+        // A package of a double word and a zero, from its name on: its length is 8 with that byte.
+        let mut address = b"ADDR\x12\x08\x02\x0c".to_vec();
+        address.extend((GENERATION_ID as u32).to_le_bytes());
+        address.push(0);
+        assert!(has(&block, &address));
+        // If (Local1 == 4) { Notify (\_SB.VGEN, 0x80) }
+        assert!(has(&block, b"\x93\x61\x0a\x04\x86\\\x2e_SB_VGEN\x0a\x80"));
+    }
 }

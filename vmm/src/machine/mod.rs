@@ -34,10 +34,12 @@ use crate::vcpu::state::tsc::SavedTsc;
 use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
 use crate::vm_state::{SavedClock, SavedIrqchips};
 use event::{EventFn, halt_on_final_event};
+use generation::Generation;
 use registry::DeviceRegistry;
 
 mod error;
 mod event;
+mod generation;
 mod legacy;
 mod nic;
 mod registry;
@@ -98,6 +100,7 @@ pub struct Machine {
     vsock: Option<VsockHandle>,
     vcpus: Vec<Vcpu>,
     irqchips: SavedIrqchips,
+    generation: Generation,
     halted: Arc<AtomicBool>,
     /// The guest's clock and TSCs while the machine is paused.
     stopped_clock: Option<SavedClock>,
@@ -229,12 +232,14 @@ impl Machine {
             vsock: built.vsock,
             vcpus,
             irqchips,
+            generation: Generation::new()?,
             halted,
             stopped_clock: None,
         })
     }
 
-    /// Writes the ACPI and SMBIOS tables, and returns a loader of the boot payload for use on another thread.
+    /// Writes the ACPI and SMBIOS tables and the generation ID, and returns a loader of the boot payload for use on
+    /// another thread.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.ram.memory().memory();
         let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
@@ -242,6 +247,7 @@ impl Machine {
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
         memory.write_slice(&legacy::RESET_STUB, GuestAddress(layout::RESET_VECTOR))?;
+        self.generation.write(&memory)?;
         Ok(Loader {
             memory: self.ram.memory().clone(),
             layout: self.layout.clone(),
@@ -334,6 +340,14 @@ impl Machine {
     /// Presses the ACPI power button.
     pub fn press_power_button(&self) -> io::Result<()> {
         self.legacy.power.notify(PowerEvent::PowerButton)
+    }
+
+    /// Gives the machine a new generation ID and notifies the guest, which then knows that it is a copy of another, or
+    /// was set back. A paused guest learns it when it runs. For a restored machine, call it once guest memory, devices
+    /// and interrupt controllers are restored: each of these would undo a part of it.
+    pub fn new_generation(&self) -> Result<(), MachineError> {
+        self.generation
+            .renew(&self.ram.memory().memory(), &self.legacy.power)
     }
 
     /// Delivers the RTC's alarm.

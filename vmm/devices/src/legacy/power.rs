@@ -39,7 +39,13 @@ pub enum PowerEvent {
     PowerButton = 1 << 0,
     /// The PCI hotplug registers changed.
     PciHotplug = 1 << 1,
+    /// The machine has a new generation ID.
+    NewGeneration = 1 << 2,
 }
+
+/// Bits of all events.
+const KNOWN_EVENTS: u32 =
+    PowerEvent::PowerButton as u32 | PowerEvent::PciHotplug as u32 | PowerEvent::NewGeneration as u32;
 
 /// The register block.
 pub struct PowerRegisters {
@@ -99,8 +105,7 @@ impl Component for PowerRegisters {
 
     fn restore(&self, state: &ComponentState) -> Result<(), RestoreError> {
         let state: PowerState = state.parse()?;
-        let known =
-            |events: u32| events & !(PowerEvent::PowerButton as u32 | PowerEvent::PciHotplug as u32) == 0;
+        let known = |events: u32| events & !KNOWN_EVENTS == 0;
         check(known(state.pending), "pending", "has an unknown event")?;
         check(
             known(u32::from_le_bytes(state.latch)),
@@ -203,6 +208,7 @@ mod tests {
         let (device, ..) = registers();
         device.notify(PowerEvent::PowerButton).unwrap();
         device.notify(PowerEvent::PciHotplug).unwrap();
+        device.notify(PowerEvent::NewGeneration).unwrap();
         let read = |device: &PowerRegisters, len: usize| {
             let mut data = [0; 4];
             device.read(EVENTS, &mut data[..len]);
@@ -210,9 +216,9 @@ mod tests {
         };
         let (twin, _, interrupt) = registers();
         twin.restore(&device.save().unwrap()).unwrap();
-        assert_eq!((read(&twin, 1), read(&twin, 1)), (3, 0));
+        assert_eq!((read(&twin, 1), read(&twin, 1)), (7, 0));
         assert!(interrupt.read().is_err(), "the interrupt controller has it");
-        let bad = serde_json::json!({"pending": 4, "latch": [0, 0, 0, 0]});
+        let bad = serde_json::json!({"pending": 8, "latch": [0, 0, 0, 0]});
         let error = twin.restore(&bad.into()).unwrap_err().to_string();
         assert_eq!(error, "field \"pending\": has an unknown event");
         twin.restore(&device.save().unwrap()).unwrap();
