@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use husk_proto::vmm::v1::{self as pb, PauseReason, State};
+use husk_vmm::layout::GENERATION_ID;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 
@@ -68,6 +69,13 @@ impl Saved {
         let config = rig.config(&letters()).await;
         let saved = self.send(&rig).await;
         rig.create_from(config, Some(saved)).await.map(|()| rig)
+    }
+
+    /// The generation ID in guest memory.
+    fn generation(&self) -> [u8; 16] {
+        let mut id = [0; 16];
+        self.memory.read_exact_at(&mut id, GENERATION_ID).unwrap();
+        id
     }
 
     fn state_text(&self) -> String {
@@ -194,6 +202,8 @@ async fn a_restored_guest_may_stay_paused_and_be_saved_again() {
     assert_eq!(info.pause_reasons, [PauseReason::User as i32]);
     let second = Saved::empty();
     second.save(&mut middle).await.unwrap();
+    let [before, after] = [&first, &second].map(Saved::generation);
+    assert!(before != after && after != [0; 16], "{before:x?} {after:x?}");
     drop(first);
     let mut clone = second.created().await.unwrap();
     clone.boot().await.unwrap();

@@ -69,7 +69,8 @@ impl Machine {
         })
     }
 
-    /// Builds a machine that was saved, with the memory in `memory`. It is paused: [`Machine::run`] lets it go on.
+    /// Builds a machine that was saved, with the memory in `memory`. It is a new generation, and paused:
+    /// [`Machine::run`] lets it go on.
     ///
     /// # Errors
     /// As of [`Machine::new`]; names the part of the state that does not fit the machine or this host.
@@ -96,6 +97,7 @@ impl Machine {
         }
         irqchips.restore(&machine.vm)?;
         machine.restore_devices(&devices)?;
+        machine.new_generation()?;
         machine.stopped_clock = Some(clock);
         Ok(machine)
     }
