@@ -16,6 +16,7 @@ mod ports;
 mod rig;
 mod saved_vcpus;
 mod saved_vm;
+mod saved_vm_hostile;
 mod test_vm;
 mod vcpus;
 mod vsock;

@@ -21,6 +21,8 @@ pub struct Rig {
     pub client: VmmClient<Channel>,
     pub fds: FdSender,
     pub console: UnixStream,
+    /// Standard error.
+    log: File,
     child: Child,
     console_inside: Option<UnixStream>,
 }
@@ -29,12 +31,13 @@ impl Rig {
     pub async fn start() -> Self {
         let (control, inherited) = UnixStream::pair().unwrap();
         let (sender, receiver) = fds::socketpair().unwrap();
+        let log = tempfile::tempfile().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_husk-vmm"));
         command
             .args(["--control-fd", "3", "--fd-channel-fd", "4"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
+            .stderr(log.try_clone().unwrap());
         let mappings = [(OwnedFd::from(inherited), 3), (receiver, 4)];
         command
             .fd_mappings(
@@ -65,6 +68,7 @@ impl Rig {
             client: VmmClient::new(channel),
             fds,
             console,
+            log,
             child,
             console_inside: Some(inside),
         }
@@ -148,6 +152,15 @@ impl Rig {
         })
         .await
         .unwrap()
+    }
+
+    /// What the process has logged.
+    pub fn log(&self) -> String {
+        let mut text = String::new();
+        let mut log = self.log.try_clone().unwrap();
+        log.rewind().unwrap();
+        log.read_to_string(&mut text).unwrap();
+        text
     }
 
     pub fn pid(&self) -> u32 {

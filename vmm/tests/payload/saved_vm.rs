@@ -15,7 +15,7 @@ use super::guest::elf;
 use super::rig::{self, Rig};
 
 /// A guest that prints the letters from a to p over and over. The number of the letter is in memory at 3 MiB.
-fn letters() -> Vec<u8> {
+pub fn letters() -> Vec<u8> {
     let code = [
         0x8a, 0x04, 0x25, 0x00, 0x00, 0x30, 0x00, // mov al, [0x300000]
         0xfe, 0xc0, // inc al
@@ -35,20 +35,20 @@ fn is_next(before: u8, next: u8) -> bool {
 
 /// The files of a saved VM.
 #[derive(Debug)]
-struct Saved {
+pub struct Saved {
     state: File,
     memory: File,
 }
 
 impl Saved {
-    fn empty() -> Self {
+    pub fn empty() -> Self {
         Self {
             state: tempfile::tempfile().unwrap(),
             memory: tempfile::tempfile().unwrap(),
         }
     }
 
-    async fn save(&self, rig: &mut Rig) -> Result<Vec<pb::SaveProgress>, Status> {
+    pub async fn save(&self, rig: &mut Rig) -> Result<Vec<pb::SaveProgress>, Status> {
         let request = pb::SaveRequest {
             state: Some(rig.send(&self.state).await),
             memory: Some(rig.send(&self.memory).await),
@@ -56,7 +56,7 @@ impl Saved {
         rig.client.save(request).await?.into_inner().collect().await
     }
 
-    async fn send(&self, rig: &Rig) -> pb::SavedMachine {
+    pub async fn send(&self, rig: &Rig) -> pb::SavedMachine {
         pb::SavedMachine {
             state: Some(rig.send(&self.state).await),
             memory: Some(rig.send(&self.memory).await),
@@ -78,14 +78,14 @@ impl Saved {
         id
     }
 
-    fn state_text(&self) -> String {
+    pub fn state_text(&self) -> String {
         let mut text = vec![0; self.state.metadata().unwrap().len() as usize];
         self.state.read_exact_at(&mut text, 0).unwrap();
         String::from_utf8(text).unwrap()
     }
 
     /// The same memory with another state.
-    fn with_state(&self, text: &str) -> Self {
+    pub fn with_state(&self, text: &str) -> Self {
         let mut state = tempfile::tempfile().unwrap();
         state.write_all(text.as_bytes()).unwrap();
         let memory = self.memory.try_clone().unwrap();
@@ -130,7 +130,7 @@ async fn drain(console: &UnixStream) -> u8 {
 }
 
 /// A running guest that was paused for a snapshot, and its last letter.
-async fn paused() -> (Rig, u8) {
+pub async fn paused() -> (Rig, u8) {
     let mut rig = Rig::start().await;
     rig.run(&letters()).await;
     let first = rig.read_console(3).await;
