@@ -239,6 +239,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_document_of_version_1_is_read() {
+        let saved = SavedVm::parse(include_bytes!("fixtures/state-1.json")).unwrap();
+        assert_eq!(saved.booted_from, "given kernel");
+        let SavedMachine {
+            description,
+            vcpus,
+            clock,
+            devices,
+            ..
+        } = saved.machine;
+        assert_eq!((vcpus.len(), clock.tscs.len()), (1, 1));
+        let functions: Vec<_> = description.functions.values().map(String::as_str).collect();
+        assert_eq!(functions, ["virtio-rng", "virtio-balloon", "virtio-scsi"]);
+        assert!(functions.iter().all(|name| devices.contains_key(*name)));
+    }
+
+    #[test]
     fn another_version_is_refused_by_its_number() {
         let refused = |text: &str| SavedVm::parse(text.as_bytes()).unwrap_err();
         assert_eq!(
