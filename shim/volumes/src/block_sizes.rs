@@ -5,6 +5,7 @@ use std::path::Path;
 
 use husk_vmi::BlockSize;
 use rustix::fs::{FileType, fstat, fstatfs, ioctl_blkpbszget, ioctl_blksszget};
+use serde::{Deserialize, Serialize};
 
 use super::error::VolumeFault;
 
@@ -14,7 +15,8 @@ const MAX_LOGICAL_BLOCK: u32 = 4096;
 const MAX_BLOCK: u32 = 2 << 20;
 
 /// Block sizes that the guest sees, in bytes. Powers of two; `logical` is at most `physical`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BlockSizes {
     pub logical: u32,
     /// Unit that is written without a read first.

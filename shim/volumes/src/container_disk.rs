@@ -10,7 +10,7 @@ use rustix::fs::{FileType, OFlags};
 use super::error::VolumeFault;
 use super::image::{self, ImageAccess};
 use super::image_format::{ImageFormat, probe};
-use super::open_disk::DiskImage;
+use super::open_disk::{BackingImage, DiskImage};
 use super::path_handle::PathHandle;
 use super::path_policy::PathPolicy;
 use super::scratch::ScratchDir;
@@ -72,7 +72,7 @@ fn unpacked(
     let (format, access) = probed(&file, path, access)?;
     if format == ImageFormat::Raw && !access.read_only {
         let opened = image::finish(OwnedFd::from(file), path, access)?;
-        return Ok(DiskImage::new(opened, format, path));
+        return Ok(DiskImage::new(opened, format, path).private());
     }
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     let reader = File::open(name).map_err(VolumeFault::io(scratch.path()))?;
@@ -82,9 +82,14 @@ fn unpacked(
     };
     let (file, cache) = image::finish(reader.into(), path, read_only)?;
     if access.read_only {
-        return Ok(DiskImage::new((file, cache), format, path));
+        return Ok(DiskImage::new((file, cache), format, path).private());
     }
-    overlay::on(file, format, cache, path, scratch)
+    let base = BackingImage {
+        file,
+        format,
+        private: true,
+    };
+    overlay::on(base, cache, path, scratch)
 }
 
 fn probed(file: &File, path: &Path, access: ImageAccess) -> Result<(ImageFormat, ImageAccess), VolumeFault> {

@@ -60,6 +60,12 @@ pub enum VolumeFault {
     /// A passed descriptor is not open in the required way.
     #[error("the descriptor {0}")]
     Descriptor(&'static str),
+    /// A file that a snapshot does not hold is not what it was.
+    #[error("{} has changed since the snapshot, which needs it as it was", .0.display())]
+    Changed(PathBuf),
+    /// The content of a file of a snapshot could not be copied.
+    #[error("copying {} failed: {source}", path.display())]
+    Copy { path: PathBuf, source: io::Error },
     #[error("{} is in use by another VM or program", .0.display())]
     InUse(PathBuf),
     /// The image is empty, or not a whole number of blocks.

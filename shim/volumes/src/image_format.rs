@@ -4,10 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::VolumeFault;
 
 /// Format of a disk image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ImageFormat {
     Raw,
     /// The confined VMM verifies that the image is valid and names no backing file.

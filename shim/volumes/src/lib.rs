@@ -5,10 +5,13 @@
 
 mod block_sizes;
 mod container_disk;
+mod copy;
 mod error;
+mod file_identity;
 mod host_disk;
 mod image;
 mod image_format;
+mod image_handle;
 mod iso;
 mod key_files;
 mod oci;
@@ -18,6 +21,7 @@ mod passed_fd;
 mod path_handle;
 mod path_policy;
 mod public_keys;
+mod saved;
 mod scratch;
 mod scsi_lun;
 mod sealed_memfd;
@@ -32,14 +36,18 @@ use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, Kernel
 use rustix::fs::{FileType, OFlags};
 
 pub use block_sizes::BlockSizes;
+pub use copy::{copy_image, reflink};
 pub use error::{VolumeError, VolumeFault};
+pub use file_identity::FileIdentity;
 pub use image::{is_locked, lock_image};
 pub use image_format::ImageFormat;
+pub use image_handle::ImageHandle;
 pub use oci::{ImageFile, decompress, unpack_image};
 pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;
 pub use path_policy::{PathPolicy, PodMounts};
 pub use public_keys::{passwords, public_keys};
+pub use saved::{SavedBase, SavedImage, SavedVolume, open_saved};
 pub use scratch::ScratchDir;
 pub use sparse_writer::SparseWriter;
 
@@ -90,6 +98,11 @@ pub fn open(
         open_disk(disk, scratch, paths, &progress).map_err(VolumeFault::for_volume(&disk.name))
     });
     let disks = disks.collect::<Result<Vec<_>, _>>()?;
+    with_boot_files(plan, disks)
+}
+
+/// Opens the kernel and the initial RAM disk of a VM whose disks are open.
+fn with_boot_files(plan: &VmPlan, disks: Vec<OpenDisk>) -> Result<Volumes, VolumeError> {
     let (kernel, initrd) = match &plan.boot {
         BootPlan::Kernel { kernel, initrd, .. } => (Some(kernel), initrd.as_ref()),
         BootPlan::Disks { .. } => (None, None),
@@ -185,7 +198,7 @@ fn open_disk(
                 return Err(VolumeFault::TooSmall);
             }
             let path = scratch.path();
-            DiskImage::raw(image::finish(scratch.sparse(size)?, path, access)?, path)
+            DiskImage::raw(image::finish(scratch.sparse(size)?, path, access)?, path).private()
         }
     };
     opened(disk, image)
@@ -202,7 +215,9 @@ fn opened(disk: &DiskPlan, image: DiskImage) -> Result<OpenDisk, VolumeFault> {
     }
     Ok(OpenDisk {
         file: Some(image.file),
+        new_overlay: image.base.is_some(),
         base: image.base,
+        private: image.private,
         path: image.path,
         read_only: disk.read_only,
         cache: image.cache,
@@ -215,8 +230,10 @@ fn opened(disk: &DiskPlan, image: DiskImage) -> Result<OpenDisk, VolumeFault> {
 /// A read-only medium, or an empty drive.
 fn read_only(file: Option<OwnedFd>) -> OpenDisk {
     OpenDisk {
+        private: file.is_some(),
         file,
         base: None,
+        new_overlay: false,
         path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writeback,

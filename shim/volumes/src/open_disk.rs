@@ -13,8 +13,12 @@ use super::image_format::ImageFormat;
 pub struct OpenDisk {
     /// A file, block device or sealed memory; `None` for a drive without a medium.
     pub file: Option<OwnedFd>,
-    /// The backing image, if `file` is an empty file for an overlay.
+    /// The backing image, if `file` is an overlay.
     pub base: Option<BackingImage>,
+    /// `file` is empty, and gets an overlay of the base.
+    pub new_overlay: bool,
+    /// `file` belongs to this VM alone: other programs do not know it by a path.
+    pub private: bool,
     /// Path of the image, or of its backing image, for errors.
     pub path: PathBuf,
     /// True if the disk, and so the descriptor, is read-only.
@@ -34,6 +38,8 @@ pub struct BackingImage {
     /// Open for reading, and locked against writers.
     pub file: OwnedFd,
     pub format: ImageFormat,
+    /// As [`OpenDisk::private`].
+    pub private: bool,
 }
 
 /// A SCSI device of the host.
@@ -52,6 +58,7 @@ pub(super) struct DiskImage {
     pub(super) cache: Cache,
     pub(super) format: ImageFormat,
     pub(super) base: Option<BackingImage>,
+    pub(super) private: bool,
     pub(super) path: PathBuf,
 }
 
@@ -62,7 +69,16 @@ impl DiskImage {
             cache,
             format,
             base: None,
+            private: false,
             path: path.to_owned(),
+        }
+    }
+
+    /// An image that belongs to this VM alone.
+    pub(super) fn private(self) -> DiskImage {
+        DiskImage {
+            private: true,
+            ..self
         }
     }
 

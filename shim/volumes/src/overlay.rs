@@ -2,7 +2,6 @@
 //!
 //! This only creates an empty file. The confined VMM reads the image's size and formats the overlay.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
@@ -26,13 +25,17 @@ pub(super) fn over(
         ..access.buffered()
     };
     let (file, cache) = image::open(base, access)?;
-    on(file, format, cache, &base.path, scratch)
+    let base_image = BackingImage {
+        file,
+        format,
+        private: false,
+    };
+    on(base_image, cache, &base.path, scratch)
 }
 
 /// An overlay of an open image, called `path` in errors.
 pub(super) fn on(
-    base: OwnedFd,
-    format: ImageFormat,
+    base: BackingImage,
     cache: Cache,
     path: &Path,
     scratch: &ScratchDir,
@@ -41,7 +44,8 @@ pub(super) fn on(
         file: scratch.file()?.into(),
         cache,
         format: ImageFormat::Qcow2,
-        base: Some(BackingImage { file: base, format }),
+        base: Some(base),
+        private: true,
         path: path.to_owned(),
     })
 }

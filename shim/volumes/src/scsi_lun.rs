@@ -64,6 +64,8 @@ pub(super) fn open(
     Ok(OpenDisk {
         file: Some(file),
         base: None,
+        new_overlay: false,
+        private: false,
         path: found.path.clone(),
         read_only: access.read_only,
         cache,

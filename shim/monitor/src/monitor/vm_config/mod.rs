@@ -257,7 +257,7 @@ fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>, base: SentBase) -> D
         queues: plan.queues,
         block_size,
         format: format(open.format),
-        new_overlay: base.is_some(),
+        new_overlay: open.new_overlay,
         base,
         base_format: base_format.map_or(Format::Unspecified.into(), format),
     }

@@ -85,6 +85,8 @@ fn disk_config_matches_the_plan() {
     let open = |block_sizes| OpenDisk {
         file: None,
         base: None,
+        new_overlay: false,
+        private: false,
         path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writethrough,
@@ -142,6 +144,8 @@ fn scsi_disk_has_its_address_and_a_drive_may_be_empty() {
     let open = |file: Option<std::fs::File>| OpenDisk {
         file: file.map(OwnedFd::from),
         base: None,
+        new_overlay: false,
+        private: false,
         path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writeback,
@@ -212,6 +216,8 @@ fn the_disk_of_downward_metrics_has_the_monitors_file() {
         disks: vec![OpenDisk {
             file: None,
             base: None,
+            new_overlay: false,
+            private: false,
             path: PathBuf::new(),
             read_only: true,
             cache: Cache::Writeback,
@@ -244,6 +250,8 @@ fn lun_config_includes_the_privileged_socket() {
         let open = OpenDisk {
             file: Some(file()),
             base: None,
+            new_overlay: false,
+            private: false,
             path: PathBuf::new(),
             read_only: false,
             cache: Cache::None,
@@ -279,7 +287,10 @@ fn overlay_config_includes_its_base() {
         base: Some(BackingImage {
             file: file(),
             format: ImageFormat::Raw,
+            private: false,
         }),
+        new_overlay: true,
+        private: true,
         path: PathBuf::new(),
         read_only: false,
         cache: Cache::Writeback,
