@@ -252,6 +252,12 @@ impl Pod for Shim {
         Ok(Response::new(Default::default()))
     }
 
+    type SnapshotStream = Answers<SnapshotProgress>;
+
+    async fn snapshot(&self, _: Request<SnapshotRequest>) -> Answer<Self::SnapshotStream> {
+        Err(Error::unimplemented(""))
+    }
+
     async fn soft_reboot(&self, _: Request<SoftRebootRequest>) -> Answer<SoftRebootResponse> {
         self.called("soft_reboot");
         Ok(Response::new(Default::default()))

@@ -160,6 +160,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             plan,
             netns: netns.clone(),
             vmi: metadata(vmi),
+            snapshot: None,
         });
     }
     live_vm::block_on(async {

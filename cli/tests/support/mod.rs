@@ -144,6 +144,7 @@ type Stream_<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> 
 impl Pod for StubMonitor {
     type ConsoleStream = Stream_<ConsoleOutput>;
     type WatchStatusStream = Stream_<Status>;
+    type SnapshotStream = Stream_<SnapshotProgress>;
 
     async fn info(&self, _: Request<InfoRequest>) -> Answer<InfoResponse> {
         Ok(Response::new(InfoResponse {
@@ -211,6 +212,36 @@ impl Pod for StubMonitor {
         let lost = request.into_inner().name == "lost";
         let flush_error = if lost { "no space\nleft" } else { "" }.into();
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
+    }
+
+    /// Volume data does not travel.
+    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<Self::SnapshotStream> {
+        use snapshot_progress::Progress;
+        let SnapshotRequest { directory, resume } = request.into_inner();
+        if resume {
+            let text = "volume \"data\": /data.img cannot travel";
+            return Err(tonic::Status::failed_precondition(text));
+        }
+        let step = |done_bytes| {
+            Progress::Step(SnapshotStep {
+                name: "memory".into(),
+                done_bytes,
+                total_bytes: 64 << 20,
+            })
+        };
+        let mut steps = vec![step(0), step(64 << 20)];
+        if !directory.contains("interrupted") {
+            steps.push(Progress::Done(SnapshotDone {
+                paused: true,
+                outside: vec!["data".into()],
+            }));
+        }
+        let steps = steps
+            .into_iter()
+            .map(|step| Ok(SnapshotProgress { progress: Some(step) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(
+            steps.collect::<Vec<_>>(),
+        ))))
     }
 
     async fn soft_reboot(&self, _: Request<SoftRebootRequest>) -> Answer<SoftRebootResponse> {

@@ -25,6 +25,9 @@ pub struct MonitorConfig {
     pub netns: Option<PathBuf>,
     /// The manifest's metadata, kept for `husk inspect`.
     pub vmi: serde_json::Value,
+    /// Directory of a snapshot, whose plan `plan` is: the VM goes on from it.
+    #[serde(default)]
+    pub snapshot: Option<PathBuf>,
 }
 
 /// The result of a start, reported once: when the VM runs (or is paused before its first instruction), or has failed.

@@ -78,7 +78,7 @@ impl EmbeddedVm {
         vmi: &serde_json::Value,
         environment: VmEnvironment,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
-        let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment) {
+        let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment, None) {
             Ok(supervisor) => supervisor,
             Err(error) => {
                 remove_dir(claimed);

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::Status as VmStatus;
+use husk_proto::shim::v1::{SnapshotProgress, Status as VmStatus};
 use husk_proto::vmm::v1 as vmm;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use super::snapshots::{SnapshotOrder, SnapshotsHandle};
 use super::status::PAUSED_IO_ERROR;
 use super::vm::{RunningVmm, VmActorHandle};
 use super::vm_error::VmError;
@@ -20,6 +21,7 @@ pub struct VmHandle {
     vm: VmActorHandle,
     vmm: watch::Receiver<Option<RunningVmm>>,
     status: watch::Receiver<VmStatus>,
+    snapshots: SnapshotsHandle,
 }
 
 impl VmHandle {
@@ -27,8 +29,14 @@ impl VmHandle {
         vm: VmActorHandle,
         vmm: watch::Receiver<Option<RunningVmm>>,
         status: watch::Receiver<VmStatus>,
+        snapshots: SnapshotsHandle,
     ) -> VmHandle {
-        VmHandle { vm, vmm, status }
+        VmHandle {
+            vm,
+            vmm,
+            status,
+            snapshots,
+        }
     }
 
     /// Watches the status. The watch ends after the final status.
@@ -75,15 +83,12 @@ impl VmHandle {
     /// Resumes a paused VM. Returns when the status shows it, or that an I/O error has paused the VM again.
     ///
     /// # Errors
-    /// As for [`VmHandle::pause`].
+    /// As for [`VmHandle::pause`]; also if a snapshot is being made, or one cannot be told that the VM goes on.
     pub async fn resume(&self) -> Result<(), VmError> {
         let mut status = self.status.clone();
         status.mark_unchanged();
-        call_within(
-            VMM_TIMEOUT,
-            self.vmm()?.client.resume(vmm::ResumeRequest::default()),
-        )
-        .await?;
+        self.vmm()?;
+        self.snapshots.resume().await?;
         if !status.borrow().paused {
             return Ok(());
         }
@@ -95,6 +100,17 @@ impl VmHandle {
             Ok(())
         })
         .await
+    }
+
+    /// Makes a snapshot. Its progress and result come from the channel; dropping it ends the snapshot.
+    ///
+    /// # Errors
+    /// The VM has ended.
+    pub(super) async fn snapshot(
+        &self,
+        order: SnapshotOrder,
+    ) -> Result<mpsc::Receiver<Result<SnapshotProgress, tonic::Status>>, VmError> {
+        self.snapshots.make(order).await
     }
 
     /// Resets the machine.

@@ -34,6 +34,7 @@ mod pending_vm;
 mod power;
 mod resize_watch;
 mod service;
+mod snapshots;
 mod start;
 mod status;
 mod status_stream;
@@ -111,6 +112,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
         plan,
         netns,
         vmi,
+        snapshot,
     } = config;
     let claimed = match RuntimeDir::at(runtime_dir).claim(&plan.namespace, &plan.name) {
         Ok(claimed) => claimed,
@@ -119,7 +121,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
     };
     let dir = claimed.dir().clone();
     let prepared = stdio::log_to(&dir.monitor_log())
-        .and_then(|()| Supervisor::new(plan, &vmi, &dir, VmEnvironment::of_caller(netns)));
+        .and_then(|()| Supervisor::new(plan, &vmi, &dir, VmEnvironment::of_caller(netns), snapshot));
     let supervisor = match prepared {
         Ok(supervisor) => supervisor,
         Err(error) => {

@@ -10,8 +10,8 @@ use husk_proto::shim::v1::{
     ConsoleOutput, InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse, Phase,
     RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
     ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
-    ShutdownResponse, SoftRebootRequest, SoftRebootResponse, Status as VmStatus, SyncVmiRequest,
-    SyncVmiResponse, WatchStatusRequest,
+    ShutdownResponse, SnapshotProgress, SnapshotRequest, SoftRebootRequest, SoftRebootResponse,
+    Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
 };
 use husk_vmi::{Loaded, load};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -204,6 +204,7 @@ fn not_started() -> Status {
 impl Pod for PendingService {
     type ConsoleStream = ReceiverStream<Result<ConsoleOutput, Status>>;
     type WatchStatusStream = ReceiverStream<Result<VmStatus, Status>>;
+    type SnapshotStream = ReceiverStream<Result<SnapshotProgress, Status>>;
 
     async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoResponse>, Status> {
         Ok(Response::new(InfoResponse {
@@ -271,6 +272,10 @@ impl Pod for PendingService {
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn snapshot(&self, _: Request<SnapshotRequest>) -> Result<Response<Self::SnapshotStream>, Status> {
+        Err(not_started())
     }
 
     async fn pause(&self, _: Request<PauseRequest>) -> Result<Response<PauseResponse>, Status> {

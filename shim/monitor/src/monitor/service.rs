@@ -11,8 +11,8 @@ use husk_proto::shim::v1::{
     InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
     RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
     ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
-    ShutdownResponse, SoftRebootRequest, SoftRebootResponse, Status as VmStatus, SyncVmiRequest,
-    SyncVmiResponse, WatchStatusRequest,
+    ShutdownResponse, SnapshotProgress, SnapshotRequest, SoftRebootRequest, SoftRebootResponse,
+    Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{CacheMode, DiskSource, NewVolume, VmPlan};
@@ -25,6 +25,7 @@ use super::guest_agent::AgentHandle;
 use super::handle::VmHandle;
 use super::interfaces;
 use super::metrics::metrics;
+use super::snapshots::SnapshotOrder;
 use super::status_stream::{StatusSources, watch_status};
 use super::sync::VmiSync;
 use super::vm_error::VmError;
@@ -118,6 +119,7 @@ impl Service {
 impl Pod for Service {
     type ConsoleStream = SessionStream;
     type WatchStatusStream = ReceiverStream<Result<VmStatus, Status>>;
+    type SnapshotStream = ReceiverStream<Result<SnapshotProgress, Status>>;
 
     async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoResponse>, Status> {
         let running = self.vm.running();
@@ -263,6 +265,19 @@ impl Pod for Service {
         };
         let seconds = request.into_inner().metrics_seconds;
         Ok(Response::new(watch_status(sources, seconds)))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<SnapshotRequest>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        let SnapshotRequest { directory, resume } = request.into_inner();
+        let order = SnapshotOrder {
+            directory: directory.into(),
+            resume,
+        };
+        let progress = self.vm.snapshot(order).await?;
+        Ok(Response::new(ReceiverStream::new(progress)))
     }
 
     async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Result<Response<SyncVmiResponse>, Status> {

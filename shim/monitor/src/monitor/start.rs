@@ -1,19 +1,24 @@
 //! Starting a VM from its plan.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use husk_proto::fds::SendError;
+use husk_proto::fds::{SendError, Token};
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
-use husk_proto::vmm::v1::{BootRequest, CreateRequest, DiskFault, Event, EventsRequest, ExitReason};
+use husk_proto::vmm::v1::{
+    BootRequest, CreateRequest, DiskFault, Event, EventsRequest, ExitReason, SavedMachine,
+};
 use husk_vmi::{DeviceType, DiskSource, VmPlan};
 use husk_volumes::{VolumeError, Volumes};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Code, Status};
+use tracing::warn;
 
+use super::disks::StartedDisks;
 use super::error_chain::error_chain;
 use super::final_status::FinalStatus;
 use super::interfaces::{self, VmNetworkError};
@@ -24,6 +29,7 @@ use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::StartMode;
+use crate::snapshot::{KeptDisk, OpenSnapshot, SnapshotError};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
 
@@ -41,6 +47,8 @@ pub(super) enum StartError {
     Volume(#[from] VolumeError),
     #[error("opening the volumes was interrupted")]
     VolumesAborted,
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Network(#[from] VmNetworkError),
     #[error(transparent)]
@@ -78,15 +86,16 @@ impl From<StartError> for FinalStatus {
 pub(super) struct StartedVm {
     pub(super) vmm: VmmProcess,
     pub(super) events: VmmEvents,
-    /// Size probes of the disks that can grow, by name.
-    pub(super) probes: Vec<(String, SizeProbe)>,
+    pub(super) disks: StartedDisks,
 }
 
-/// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it. If the future is
+/// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it, or lets it go on from a
+/// snapshot. If the future is
 /// dropped, the VMM is killed.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
+    snapshot: Option<PathBuf>,
     interfaces: &interfaces::InterfacesHandle,
     sockets: GuestSockets,
     publisher: &StatusPublisher,
@@ -97,17 +106,22 @@ pub(super) async fn start(
         kvm: kvm::open()?,
         vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
     };
+    let saved = open_snapshot(snapshot, &plan).await?;
     let (volumes, nics) = tokio::try_join!(
-        open_volumes(plan.clone(), environment.clone(), publisher),
+        open_volumes(plan.clone(), environment.clone(), saved.as_ref(), publisher),
         async { Ok(interfaces.prepare().await?) }
     )?;
     let paths = paths(&plan, &volumes);
-    let probes = probes(&plan, &volumes);
+    let disks = StartedDisks {
+        probes: probes(&plan, &volumes),
+        kept: kept(&plan, &volumes),
+        plugged: saved.as_ref().map(OpenSnapshot::plugged).unwrap_or_default(),
+    };
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
     publisher.vmm_started();
     let prepared = PreparedConfig::new(&plan, volumes, nics, devices, sockets);
-    match create_and_boot(&mut vmm, prepared, plan.start_paused, start_mode).await {
-        Ok(events) => Ok(StartedVm { vmm, events, probes }),
+    match create_and_boot(&mut vmm, prepared, saved, plan.start_paused, start_mode).await {
+        Ok(events) => Ok(StartedVm { vmm, events, disks }),
         Err(failure) => match failure.volume_error(&paths) {
             Some(error) => Err(error.into()),
             None => Err(failure.into_start_error(&mut vmm, &program).await),
@@ -126,31 +140,63 @@ fn paths(plan: &VmPlan, volumes: &Volumes) -> HashMap<String, PathBuf> {
 /// Size probes of the disks whose files other processes can reach. Copies and overlays have none.
 fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, SizeProbe)> {
     let disks = plan.disks.iter().zip(&volumes.disks);
-    let grow = disks.filter(|(plan, _)| {
+    let grow = disks.filter(|(plan, open)| {
         let reached = matches!(plan.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
-        reached && !plan.overlay && plan.device == DeviceType::Disk
+        reached && !open.private && plan.device == DeviceType::Disk
     });
     grow.filter_map(|(plan, open)| Some((plan.name.clone(), SizeProbe::of(open.file.as_ref()?).ok()?)))
         .collect()
 }
 
+/// References to the images of all disks, for snapshots.
+fn kept(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, KeptDisk)> {
+    let disks = plan.disks.iter().zip(&volumes.disks);
+    let kept = disks.filter_map(|(plan, open)| match KeptDisk::of(open) {
+        Ok(kept) => Some((plan.name.clone(), kept)),
+        Err(error) => {
+            warn!(volume = plan.name, %error, "the volume cannot be in a snapshot");
+            None
+        }
+    });
+    kept.collect()
+}
+
+/// Opens the snapshot that the VM goes on from.
+async fn open_snapshot(
+    directory: Option<PathBuf>,
+    plan: &VmPlan,
+) -> Result<Option<OpenSnapshot>, StartError> {
+    let Some(directory) = directory else {
+        return Ok(None);
+    };
+    let opened = tokio::task::spawn_blocking(move || OpenSnapshot::open(&directory)).await;
+    let saved = opened.map_err(|_| StartError::VolumesAborted)??;
+    saved.check_plan(plan)?;
+    Ok(Some(saved))
+}
+
 async fn open_volumes(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
+    saved: Option<&OpenSnapshot>,
     publisher: &StatusPublisher,
 ) -> Result<Volumes, StartError> {
     let (teller, mut told) = watch::channel(None);
+    let doing = if saved.is_some() { "copying" } else { "unpacking" };
+    let saved = saved.map(OpenSnapshot::volumes).transpose()?;
     let mut opening = tokio::task::spawn_blocking(move || {
         let VmEnvironment { scratch, paths, .. } = &*environment;
-        husk_volumes::open(&plan, scratch, paths, |unpacking| {
-            drop(teller.send(Some(unpacking)))
-        })
+        let tell = |unpacking| drop(teller.send(Some(unpacking)));
+        match saved {
+            Some(saved) => husk_volumes::open_saved(&plan, saved, scratch, paths, tell),
+            None => husk_volumes::open(&plan, scratch, paths, tell),
+        }
     });
     loop {
         tokio::select! {
             opened = &mut opening => return Ok(opened.map_err(|_| StartError::VolumesAborted)??),
             Ok(()) = told.changed() => if let Some(unpacking) = &*told.borrow_and_update() {
-                publisher.unpacking(unpacking);
+                publisher.preparing(doing, unpacking);
             }
         }
     }
@@ -161,6 +207,8 @@ enum VmmFailure {
     /// The VMM has not answered any call.
     NoAnswer,
     Send(SendError),
+    /// The snapshot was restored meanwhile, or its VM has gone on.
+    Snapshot(SnapshotError),
     /// A call failed: the reason for the status, and the error.
     Call(&'static str, Status),
 }
@@ -168,6 +216,7 @@ enum VmmFailure {
 async fn create_and_boot(
     vmm: &mut VmmProcess,
     prepared: PreparedConfig,
+    saved: Option<OpenSnapshot>,
     paused: bool,
     start_mode: &mut StartMode,
 ) -> Result<VmmEvents, VmmFailure> {
@@ -177,9 +226,13 @@ async fn create_and_boot(
         _ => return Err(VmmFailure::NoAnswer),
     };
     let config = prepared.send(vmm.fds()).await.map_err(VmmFailure::Send)?;
+    let machine = match &saved {
+        Some(saved) => Some(send_saved(vmm, saved).await.map_err(VmmFailure::Send)?),
+        None => None,
+    };
     let create = CreateRequest {
         config: Some(config),
-        saved: None,
+        saved: machine,
     };
     client
         .create(create)
@@ -193,11 +246,28 @@ async fn create_and_boot(
             return Err(VmmFailure::Call("VmmDied", gone));
         }
     }
+    if let Some(saved) = saved {
+        let consumed = tokio::task::spawn_blocking(move || saved.consume()).await;
+        consumed
+            .map_err(|_| VmmFailure::NoAnswer)?
+            .map_err(VmmFailure::Snapshot)?;
+    }
     client
         .boot(BootRequest { paused })
         .await
         .map_err(|e| VmmFailure::Call("BootFailed", e))?;
     Ok(VmmEvents::new(events.into_inner()))
+}
+
+/// Sends the files of a saved machine.
+async fn send_saved(vmm: &VmmProcess, saved: &OpenSnapshot) -> Result<SavedMachine, SendError> {
+    let (state, memory) = (Token::random(), Token::random());
+    let files = [(state, saved.state.as_fd()), (memory, saved.memory.as_fd())];
+    vmm.fds().send(&files).await?;
+    Ok(SavedMachine {
+        state: Some(state.into()),
+        memory: Some(memory.into()),
+    })
 }
 
 impl VmmFailure {
@@ -215,6 +285,7 @@ impl VmmFailure {
     async fn into_start_error(self, vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
         let (reason, status) = match self {
             VmmFailure::NoAnswer => return no_answer(vmm, program).await,
+            VmmFailure::Snapshot(error) => return error.into(),
             VmmFailure::Send(SendError::Io(error)) => return StartError::Send(SendError::Io(error)),
             VmmFailure::Send(error) => ("VmmFailed", Status::unavailable(error.to_string())),
             VmmFailure::Call(reason, status) => (reason, status),

@@ -49,11 +49,11 @@ impl StatusPublisher {
         self.status.borrow().paused
     }
 
-    /// Publishes the progress of unpacking a volume. Only the `: N %` at the end changes.
-    pub(super) fn unpacking(&self, unpacking: &UnpackProgress) {
-        let UnpackProgress { volume, done, size } = unpacking;
+    /// Publishes the progress of unpacking or copying a volume. Only the `: N %` at the end changes.
+    pub(super) fn preparing(&self, doing: &str, progress: &UnpackProgress) {
+        let UnpackProgress { volume, done, size } = progress;
         let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
-        let message = format!("unpacking volume {volume:?} ({} MiB): {percent} %", size >> 20);
+        let message = format!("{doing} volume {volume:?} ({} MiB): {percent} %", size >> 20);
         self.status.send_modify(|status| status.message = message);
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +26,9 @@ use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
 use super::service::{Service, ServiceParts};
+use super::snapshots::{SnapshotSources, SnapshotsActor};
 use super::status::StatusPublisher;
-use super::vm::VmActor;
+use super::vm::{GuestEnds, VmActor};
 use super::vsock::vsock_actor;
 use super::{guest_agent, listener, stdio};
 use crate::console::Console;
@@ -43,6 +45,9 @@ pub(super) const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 pub(super) struct Supervisor {
     vm: VmActor,
     disks: DisksActor,
+    snapshots: SnapshotsActor,
+    /// Directory of the snapshot that the VM goes on from.
+    snapshot: Option<PathBuf>,
     interfaces: interfaces::InterfacesHandle,
     /// The guest's end of its console.
     guest: Option<OwnedFd>,
@@ -70,12 +75,13 @@ pub(super) struct StatusServer {
 }
 
 impl Supervisor {
-    /// Writes the VM's plan and metadata to its directory and starts to serve. Must be called on a tokio runtime.
+    /// Writes the VM's plan and metadata to its directory and starts to serve. The VM goes on from `snapshot`, if given. Must be called on a tokio runtime.
     pub(super) fn new(
         plan: VmPlan,
         vmi: &serde_json::Value,
         dir: &VmDir,
         environment: VmEnvironment,
+        snapshot: Option<PathBuf>,
     ) -> io::Result<Supervisor> {
         stdio::write_json(&dir.plan(), &plan)?;
         stdio::write_json(&dir.vmi(), vmi)?;
@@ -97,6 +103,12 @@ impl Supervisor {
         let (network, interfaces) =
             InterfacesActor::new(plan.clone(), environment.network.clone(), dir.path().to_owned());
         tokio::spawn(network.run());
+        let (snapshots, saving) = SnapshotsActor::new(SnapshotSources {
+            vmm: vmm.clone(),
+            disks: plugging.clone(),
+            interfaces: interfaces.clone(),
+            vmi: Arc::new(vmi.clone()),
+        });
         let (vm, handle) = VmActor::new(
             plan.clone(),
             environment.clone(),
@@ -104,11 +116,13 @@ impl Supervisor {
             running,
             plugging.clone(),
             interfaces.clone(),
+            saving.clone(),
         );
         let (agent, agent_handle) = AgentActor::new(
             channel,
             publisher.subscribe(),
             guest_agent::needs(&plan.credentials),
+            snapshot.is_some(),
         );
         let mut vsock: Option<Pin<Box<dyn Future<Output = ()> + Send>>> = None;
         if plan.vhost_vsock_cid.is_none() {
@@ -128,7 +142,7 @@ impl Supervisor {
         } else {
             None
         };
-        let handle = VmHandle::new(handle, vmm, publisher.subscribe());
+        let handle = VmHandle::new(handle, vmm, publisher.subscribe(), saving);
         let service = Service::new(ServiceParts {
             plan,
             environment,
@@ -149,6 +163,8 @@ impl Supervisor {
         Ok(Supervisor {
             vm,
             disks,
+            snapshots,
+            snapshot,
             interfaces,
             guest: guest.map(Into::into),
             ports,
@@ -182,10 +198,16 @@ impl Supervisor {
             tokio::spawn(disk.keep(source));
             file
         });
+        let guest = GuestEnds {
+            console: self.guest,
+            ports: self.ports,
+            metrics_disk,
+        };
         let final_status = tokio::select! {
-            final_status = self.vm.run(self.guest, self.ports, metrics_disk, start_mode) => final_status,
-            // The actor of the disks is stopped with the VM.
+            final_status = self.vm.run(guest, self.snapshot, start_mode) => final_status,
+            // These actors are stopped with the VM.
             never = self.disks.run() => match never {},
+            never = self.snapshots.run() => match never {},
         };
         info!(
             phase = final_status.phase.as_str_name(),

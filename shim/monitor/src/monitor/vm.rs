@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use husk_proto::fds::FdSender;
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::vmm_client::VmmClient;
-use husk_proto::vmm::v1::{Event, ResumeRequest, ShutdownRequest, StopRequest};
+use husk_proto::vmm::v1::{Event, ShutdownRequest, StopRequest};
 use husk_vmi::VmPlan;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,6 +25,7 @@ use super::guest_channel::{GuestPort, PortOpenSender};
 use super::handle::VMM_TIMEOUT;
 use super::interfaces;
 use super::power::{GracefulShutdown, ShutdownStep};
+use super::snapshots::SnapshotsHandle;
 use super::start::{StartedVm, exit_event, start};
 use super::status::StatusPublisher;
 use super::vm_config::GuestSockets;
@@ -92,6 +94,15 @@ impl VmActorHandle {
     }
 }
 
+/// The guest's ends of what the monitor serves.
+#[derive(Debug)]
+pub(super) struct GuestEnds {
+    pub(super) console: Option<OwnedFd>,
+    pub(super) ports: Vec<GuestPort>,
+    /// The disk of downward metrics.
+    pub(super) metrics_disk: Option<OwnedFd>,
+}
+
 #[derive(Debug)]
 pub(super) struct VmActor {
     plan: Arc<VmPlan>,
@@ -100,6 +111,7 @@ pub(super) struct VmActor {
     running: watch::Sender<Option<RunningVmm>>,
     disks: disks::DisksHandle,
     interfaces: interfaces::InterfacesHandle,
+    snapshots: SnapshotsHandle,
     /// The guest's ports.
     ports: Vec<PortOpenSender>,
     mailbox: mpsc::Receiver<VmCommand>,
@@ -126,6 +138,7 @@ impl VmActor {
         running: watch::Sender<Option<RunningVmm>>,
         disks: disks::DisksHandle,
         interfaces: interfaces::InterfacesHandle,
+        snapshots: SnapshotsHandle,
     ) -> (VmActor, VmActorHandle) {
         let (sender, mailbox) = mpsc::channel(16);
         (
@@ -136,6 +149,7 @@ impl VmActor {
                 running,
                 disks,
                 interfaces,
+                snapshots,
                 ports: Vec::new(),
                 mailbox,
                 stopping: None,
@@ -147,14 +161,18 @@ impl VmActor {
         )
     }
 
-    /// Runs the VM until it has ended.
+    /// Runs the VM, from a snapshot if one is given, until it has ended.
     pub(super) async fn run(
         mut self,
-        console: Option<OwnedFd>,
-        ports: Vec<GuestPort>,
-        metrics_disk: Option<OwnedFd>,
+        guest: GuestEnds,
+        snapshot: Option<PathBuf>,
         mut start_mode: StartMode,
     ) -> FinalStatus {
+        let GuestEnds {
+            console,
+            ports,
+            metrics_disk,
+        } = guest;
         let mut sockets = GuestSockets {
             console,
             ports: Vec::new(),
@@ -176,6 +194,7 @@ impl VmActor {
             let begin = start(
                 self.plan.clone(),
                 self.environment.clone(),
+                snapshot,
                 &self.interfaces,
                 sockets,
                 &self.publisher,
@@ -201,14 +220,14 @@ impl VmActor {
         let StartedVm {
             mut vmm,
             mut events,
-            probes,
+            disks,
         } = started;
         let connection = VmmConnection {
             client: vmm.client(),
             fds: vmm.fds().clone(),
         };
         self.interfaces.vm_started(connection.clone()).await;
-        self.disks.vm_started(connection, probes).await;
+        self.disks.vm_started(connection, disks).await;
         self.running.send_replace(Some(RunningVmm {
             client: vmm.client(),
             fds: vmm.fds().clone(),
@@ -366,20 +385,19 @@ impl VmActor {
     /// Presses the power button. A paused guest cannot react to it, so it is resumed first.
     fn press_power_button(&mut self, vmm: &VmmProcess) {
         let (mut client, paused) = (vmm.client(), self.publisher.is_paused());
+        let snapshots = self.snapshots.clone();
         self.press_in_order(async move |before| {
             let press = async {
                 before.await;
                 if paused {
-                    client.resume(ResumeRequest::default()).await?;
+                    snapshots.resume().await?;
                 }
-                client.shutdown(ShutdownRequest { reboot: false }).await
+                client.shutdown(ShutdownRequest { reboot: false }).await?;
+                Ok::<_, VmError>(())
             };
             match timeout(PRESS_WITHIN, press).await {
-                Ok(Ok(_)) => info!("power button pressed"),
-                Ok(Err(status)) => warn!(
-                    message = status.message(),
-                    "the power button could not be pressed"
-                ),
+                Ok(Ok(())) => info!("power button pressed"),
+                Ok(Err(error)) => warn!(%error, "the power button could not be pressed"),
                 Err(_) => warn!("the VMM did not press the power button in time"),
             }
         });

@@ -61,6 +61,10 @@ impl VmError {
         VmError::wrong_state("the VM has ended")
     }
 
+    pub(super) fn being_saved() -> VmError {
+        VmError::wrong_state("a snapshot of the VM is being made: try again when it is complete")
+    }
+
     pub(super) fn not_running() -> VmError {
         VmError::wrong_state("the VM is not running")
     }

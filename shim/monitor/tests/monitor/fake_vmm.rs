@@ -1,8 +1,9 @@
 //! A VMM without a machine. Words in the VM's name select its behaviour: see [`has`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,9 @@ pub const ACCEPTS: u32 = 7;
 pub const REFUSES: u32 = 8;
 /// A port that has the guest connect to the same port of the host, and tell what came of it.
 pub const ASKS: u32 = 5000;
+
+const USER: i32 = pb::PauseReason::User as i32;
+const SNAPSHOT: i32 = pb::PauseReason::Snapshot as i32;
 
 /// True if the VM's name selects this behaviour.
 fn has(name: &str, manner: &str) -> bool {
@@ -96,6 +100,10 @@ struct Guest {
     nics: HashMap<String, FakeNic>,
     /// Eject requests that the guest got.
     eject_requests: u32,
+    /// Reasons to be paused.
+    pauses: HashSet<i32>,
+    /// A save is under way.
+    saving: bool,
 }
 
 struct Fake {
@@ -211,7 +219,8 @@ impl Vmm for Fake {
         &self,
         request: Request<pb::CreateRequest>,
     ) -> Result<Response<pb::CreateResponse>, Status> {
-        let config = request.into_inner().config.unwrap();
+        let pb::CreateRequest { config, saved } = request.into_inner();
+        let config = config.unwrap();
         if has(&config.name, "refused") {
             return Err(Status::invalid_argument("config.memory: too much of it"));
         }
@@ -268,6 +277,19 @@ impl Vmm for Fake {
         for nic in &config.nics {
             self.plug(nic).await?;
         }
+        if let Some(saved) = saved {
+            let (mut state, mut memory) = (String::new(), String::new());
+            self.take(&saved.state.unwrap())
+                .await?
+                .read_to_string(&mut state)?;
+            self.take(&saved.memory.unwrap())
+                .await?
+                .read_to_string(&mut memory)?;
+            if state.contains("newer") {
+                return Err(Status::invalid_argument("saved.state: version: 9 is unknown"));
+            }
+            self.say(&format!("goes on from {state:?} and {memory:?}\n"));
+        }
         self.enter(State::Created);
         Ok(Response::new(pb::CreateResponse {}))
     }
@@ -279,11 +301,12 @@ impl Vmm for Fake {
         }
         self.guest.lock().unwrap().boots = 1;
         self.say_ports();
-        self.enter(if request.into_inner().paused {
-            State::Paused
+        if request.into_inner().paused {
+            self.guest.lock().unwrap().pauses.insert(USER);
+            self.enter(State::Paused);
         } else {
-            State::Running
-        });
+            self.enter(State::Running);
+        }
         self.tell(Kind::Warning(Warning {
             message: "this is a play".into(),
             guest_panicked: false,
@@ -294,25 +317,95 @@ impl Vmm for Fake {
         Ok(Response::new(pb::BootResponse {}))
     }
 
-    async fn pause(&self, _: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
-        self.enter(State::Paused);
+    async fn pause(&self, request: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
+        let reason = request.into_inner().reason.max(USER);
+        let first = {
+            let pauses = &mut self.guest.lock().unwrap().pauses;
+            pauses.insert(reason);
+            pauses.len() == 1
+        };
+        if first {
+            self.enter(State::Paused);
+        }
         Ok(Response::new(pb::PauseResponse {}))
     }
 
-    async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
+    async fn resume(
+        &self,
+        request: Request<pb::ResumeRequest>,
+    ) -> Result<Response<pb::ResumeResponse>, Status> {
+        let reason = request.into_inner().reason.max(USER);
+        {
+            let mut guest = self.guest.lock().unwrap();
+            if guest.saving {
+                return Err(Status::failed_precondition("the VM is being saved"));
+            }
+            if reason == SNAPSHOT {
+                guest.pauses.remove(&SNAPSHOT);
+            } else if guest.pauses.contains(&SNAPSHOT) {
+                return Err(Status::failed_precondition("the VM is paused for a snapshot"));
+            } else {
+                guest.pauses.clear();
+            }
+            if !guest.pauses.is_empty() {
+                return Ok(Response::new(pb::ResumeResponse {}));
+            }
+        }
         self.enter(State::Running);
         if has(&self.name(), "full") {
             self.tell(Kind::IoError(IoError {
                 disk: "data".into(),
                 message: "no space left".into(),
             }));
+            self.guest.lock().unwrap().pauses.insert(USER);
             self.enter(State::Paused);
         }
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
-    async fn save(&self, _: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
-        Err(Status::unimplemented("saving comes with the next changes"))
+    async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
+        let pb::SaveRequest { state, memory } = request.into_inner();
+        let mut state = self.take(&state.unwrap()).await?;
+        let mut memory = self.take(&memory.unwrap()).await?;
+        assert_eq!(state.metadata()?.len() + memory.metadata()?.len(), 0);
+        let name = self.name();
+        if has(&name, "unsavable") {
+            return Err(Status::failed_precondition("vhost-vsock cannot be saved"));
+        }
+        assert!(self.guest.lock().unwrap().pauses.contains(&SNAPSHOT));
+        if has(&name, "dies-saving") {
+            std::process::exit(1);
+        }
+        self.guest.lock().unwrap().saving = true;
+        state.write_all(format!("state of {name}").as_bytes())?;
+        memory.write_all(b"memory")?;
+        let guest = self.guest.clone();
+        let (sender, progress) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut done_bytes = 0;
+            while done_bytes < 6 && !sender.is_closed() {
+                // One that saves slowly does so until the stream is dropped.
+                if !has(&name, "saves-slowly") {
+                    done_bytes += 2;
+                }
+                let progress = pb::SaveProgress {
+                    done_bytes,
+                    total_bytes: 6,
+                };
+                let _ = sender.send(Ok(progress)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // What the guest wrote last.
+            for (id, file) in &guest.lock().unwrap().disks {
+                if ["root", "scratch"].contains(&id.as_str()) {
+                    let _ = file.write_at(b"flushed", 0);
+                }
+            }
+            guest.lock().unwrap().saving = false;
+        });
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(progress),
+        )))
     }
 
     async fn shutdown(
@@ -358,8 +451,12 @@ impl Vmm for Fake {
     }
 
     async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
-        let boots = self.guest.lock().unwrap().boots;
+        let (boots, state) = {
+            let guest = self.guest.lock().unwrap();
+            (guest.boots, guest.state)
+        };
         Ok(Response::new(pb::InfoResponse {
+            state: state.into(),
             booted_from: "a play".into(),
             boots,
             ..Default::default()

@@ -110,6 +110,7 @@ impl Fixture {
             plan,
             netns: None,
             vmi,
+            snapshot: None,
         }
     }
 

@@ -9,6 +9,7 @@ mod fixture;
 mod interfaces;
 mod lives;
 mod networks;
+mod snapshots;
 mod standalone;
 mod starts;
 mod sync;
@@ -117,6 +118,20 @@ fn run() -> ExitCode {
         sync_inserts_and_ejects_discs,
         locked_tray_delays_the_ejection,
         disc_is_added_and_removed_by_name,
+    ]);
+    trials.extend(trials![
+        false,
+        snapshots:
+        vms_go_on_from_a_snapshot,
+        vm_runs_on_unless_it_was_paused,
+        snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
+        snapshot_with_a_disk_outside_is_restored_once,
+        resume_waits_for_a_snapshot_that_can_be_told,
+        refused_save_leaves_nothing,
+        interrupted_snapshot_leaves_nothing,
+        vmm_that_dies_while_saving_leaves_nothing,
+        plugged_volume_stays_plugged,
+        damaged_snapshot_is_refused,
     ]);
     trials.extend(trials![
         no_network,

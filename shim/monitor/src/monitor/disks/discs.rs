@@ -13,6 +13,7 @@ use super::{AT_ONCE, DisksActor, REMOVED_WITHIN, RemovalResult, address};
 use crate::monitor::vm_config;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
+use crate::snapshot::KeptDisk;
 
 /// Maximum time for a guest that has locked its tray to act on the eject request, as with libvirt.
 const UNLOCKED_WITHIN: Duration = Duration::from_secs(5);
@@ -29,6 +30,7 @@ impl DisksActor {
         let mut connection = self.connection()?;
         // The guest does not learn of a disc that grows.
         let (open, _) = self.open(&drive, handed).await?;
+        let kept = KeptDisk::of(&open);
         let bytes = match connection.insert(&drive, &open).await {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -42,6 +44,7 @@ impl DisksActor {
         };
         info!(volume = drive.name, target = drive.target, "disc inserted");
         let address = address(&drive);
+        self.keep(&drive.name, kept);
         self.table.insert(drive, bytes);
         address
     }

@@ -13,7 +13,7 @@ use std::future::pending;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use husk_proto::fds::Token;
@@ -31,6 +31,7 @@ use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
 use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
+use crate::snapshot::{DiskSet, KeptDisk};
 use crate::vm_environment::VmEnvironment;
 
 pub(super) use table::DiskTable;
@@ -53,10 +54,25 @@ type Reply<T> = oneshot::Sender<Result<T, VmError>>;
 
 #[derive(Debug)]
 enum DiskCommand {
-    VmStarted(VmmConnection, Vec<(String, SizeProbe)>),
+    VmStarted(VmmConnection, StartedDisks),
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
     CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<Vec<String>>),
+    Hold(Reply<(Hold, DiskSet)>),
+}
+
+/// While it exists, no device of the VM is added, removed or resized.
+pub(super) type Hold = Arc<()>;
+
+/// The disks of a VM that has started.
+#[derive(Debug, Default)]
+pub(super) struct StartedDisks {
+    /// Size probes of the disks that can grow, by name.
+    pub(super) probes: Vec<(String, SizeProbe)>,
+    /// References to the images, by name.
+    pub(super) kept: Vec<(String, KeptDisk)>,
+    /// Disks that were plugged before the VM was saved.
+    pub(super) plugged: Vec<String>,
 }
 
 /// A volume that has been unplugged.
@@ -67,13 +83,15 @@ pub(super) struct RemovedDisk {
 }
 
 impl DisksHandle {
-    /// Tells the actor that the VM runs, and which disks' sizes to watch.
-    pub(super) async fn vm_started(&self, connection: VmmConnection, probes: Vec<(String, SizeProbe)>) {
+    /// Tells the actor that the VM runs, and with which disks.
+    pub(super) async fn vm_started(&self, connection: VmmConnection, disks: StartedDisks) {
         // If the actor has ended, so has the VM.
-        let _ = self
-            .mailbox
-            .send(DiskCommand::VmStarted(connection, probes))
-            .await;
+        let _ = self.mailbox.send(DiskCommand::VmStarted(connection, disks)).await;
+    }
+
+    /// Returns the disks, which stay as they are while the first result exists.
+    pub(super) async fn hold(&self) -> Result<(Hold, DiskSet), VmError> {
+        self.ask(DiskCommand::Hold).await
     }
 
     /// The present disks, and their changes.
@@ -177,6 +195,9 @@ pub(super) struct DisksActor {
     table: DiskTable,
     connection: Option<VmmConnection>,
     watched: HashMap<String, WatchedDisk>,
+    /// References to the images, by name.
+    kept: HashMap<String, Arc<KeptDisk>>,
+    held: Weak<()>,
     size_check: Option<JoinHandle<Sizes>>,
     /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<Vec<String>>>,
@@ -210,6 +231,8 @@ impl DisksActor {
             next_waiters: Vec::new(),
             connection: None,
             watched: HashMap::new(),
+            kept: HashMap::new(),
+            held: Weak::new(),
             size_check: None,
             waiters: HashMap::new(),
             removals: JoinSet::new(),
@@ -227,7 +250,11 @@ impl DisksActor {
                     Some(command) => self.handle_command(command).await,
                     None => pending().await,
                 },
-                _ = ticks.tick(), if self.size_check.is_none() && !self.watched.is_empty() => self.check_sizes(),
+                _ = ticks.tick(), if self.size_check.is_none() && !self.watched.is_empty() => {
+                    if !self.is_held() {
+                        self.check_sizes();
+                    }
+                }
                 Some(handle_removal) = self.removals.join_next() => match handle_removal {
                     Ok((name, removed)) => self.handle_removal(&name, removed),
                     Err(error) => warn!(%error, "unplugging a volume"),
@@ -249,13 +276,18 @@ impl DisksActor {
     async fn handle_command(&mut self, command: DiskCommand) {
         // The request is carried out even if its caller is gone.
         match command {
-            DiskCommand::VmStarted(connection, probes) => {
+            DiskCommand::VmStarted(connection, disks) => {
                 self.connection = Some(connection);
-                for (name, probe) in probes {
+                for (name, probe) in disks.probes {
                     self.table.set_bytes(&name, probe.first);
                     self.watched.insert(name, WatchedDisk::new(probe));
                 }
+                let kept = disks.kept.into_iter();
+                self.kept.extend(kept.map(|(name, kept)| (name, Arc::new(kept))));
+                self.table.set_plugged(disks.plugged);
             }
+            DiskCommand::Hold(reply) => drop(reply.send(self.hold())),
+            DiskCommand::CheckSizes(_, reply) if self.is_held() => drop(reply.send(Vec::new())),
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
             DiskCommand::CheckSizes(claims, reply) => {
@@ -270,9 +302,40 @@ impl DisksActor {
         }
     }
 
+    /// The connection to the VMM, if disks may be added and removed.
     fn connection(&self) -> Result<VmmConnection, VmError> {
+        if self.is_held() {
+            return Err(VmError::being_saved());
+        }
         let connection = self.connection.clone();
         connection.ok_or_else(VmError::not_running)
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.strong_count() > 0
+    }
+
+    fn hold(&mut self) -> Result<(Hold, DiskSet), VmError> {
+        if let Some(name) = self.waiters.keys().next() {
+            let text = format!("volume {name:?} is being removed: wait until the guest has released it");
+            return Err(VmError::wrong_state(text));
+        }
+        let hold = Arc::new(());
+        self.held = Arc::downgrade(&hold);
+        let set = DiskSet {
+            plan: self.table.plan().clone(),
+            plugged: self.table.plugged().clone(),
+            kept: self.kept.clone(),
+        };
+        Ok((hold, set))
+    }
+
+    /// Keeps references to the images of a disk.
+    fn keep(&mut self, name: &str, kept: io::Result<KeptDisk>) {
+        match kept {
+            Ok(kept) => drop(self.kept.insert(name.to_owned(), Arc::new(kept))),
+            Err(error) => warn!(volume = name, %error, "the volume cannot be in a snapshot"),
+        }
     }
 
     /// Opens the file of a volume, and a probe of its size.
@@ -308,6 +371,7 @@ impl DisksActor {
             PlugPlan::New(disk) => disk,
         };
         let (open, probe) = self.open(&disk, handed).await?;
+        let kept = KeptDisk::of(&open);
         let address = match connection.add(&disk, &open).await {
             Ok(address) => address,
             Err(error) => {
@@ -323,6 +387,7 @@ impl DisksActor {
         info!(volume = disk.name, target = disk.target, "volume added");
         let name = disk.name.clone();
         self.table.add(*disk);
+        self.keep(&name, kept);
         match probe {
             Ok(Some(probe)) => {
                 self.table.set_bytes(&name, probe.first);
@@ -370,6 +435,7 @@ impl DisksActor {
             }
             info!(volume = name, "volume removed");
             self.watched.remove(name);
+            self.kept.remove(name);
             self.table.remove(name);
             RemovedDisk { flush_error }
         });

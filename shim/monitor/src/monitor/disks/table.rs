@@ -38,6 +38,24 @@ impl DiskTable {
         self.shown.subscribe()
     }
 
+    /// The plan with all changes.
+    pub(super) fn plan(&self) -> &VmPlan {
+        &self.plan
+    }
+
+    /// Disks that were plugged, and drives whose disc was inserted.
+    pub(super) fn plugged(&self) -> &HashSet<String> {
+        &self.plugged
+    }
+
+    /// Marks disks as plugged.
+    pub(super) fn set_plugged(&mut self, names: Vec<String>) {
+        for name in names {
+            self.change(&name, |disk| disk.plugged = true);
+            self.plugged.insert(name);
+        }
+    }
+
     /// Sets the size of a disk, as the guest sees it.
     pub(super) fn set_bytes(&self, name: &str, bytes: u64) {
         self.change(name, |disk| disk.bytes = Some(bytes));

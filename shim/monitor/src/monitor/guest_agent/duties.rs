@@ -11,6 +11,8 @@ pub(super) struct Duties {
     paused: bool,
     /// A paused VM goes on, and its clock is late.
     clock_is_late: bool,
+    /// The VM goes on from a snapshot: its clock is late, and nobody has asked its agent yet.
+    restored: bool,
     /// When the agent is asked to power off. `None` while the VM is not to end.
     shutdown_at: Option<Instant>,
 }
@@ -33,9 +35,28 @@ impl Duties {
         }
     }
 
-    /// The guest was restarted or has no agent: nothing is late.
-    pub(super) fn forget_time(&mut self) {
+    /// The duties of a VM, which may go on from a snapshot.
+    pub(super) fn new(restored: bool) -> Duties {
+        Duties {
+            restored,
+            ..Duties::default()
+        }
+    }
+
+    /// The guest has an agent.
+    pub(super) fn connected(&mut self) {
+        self.clock_is_late |= std::mem::take(&mut self.restored);
+    }
+
+    /// The guest has no agent.
+    pub(super) fn disconnected(&mut self) {
         self.clock_is_late = false;
+    }
+
+    /// The guest has read the time anew.
+    pub(super) fn rebooted(&mut self) {
+        self.clock_is_late = false;
+        self.restored = false;
     }
 
     pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
@@ -70,6 +91,26 @@ mod tests {
         duties.follow(false, false, now);
         assert_eq!(duties.wake_at(now), Some(now));
         assert_eq!(duties.take_due(now), Some(Duty::SetTime));
+        assert_eq!(duties.take_due(now), None);
+    }
+
+    #[test]
+    fn the_time_is_set_once_after_a_restore() {
+        let now = Instant::now();
+        let mut duties = Duties::new(true);
+        // The VMM tells of the port after the first events.
+        duties.follow(false, false, now);
+        duties.disconnected();
+        assert_eq!(duties.take_due(now), None);
+        duties.connected();
+        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
+        duties.disconnected();
+        duties.connected();
+        assert_eq!(duties.take_due(now), None);
+        // A guest that has booted since knows the time.
+        let mut duties = Duties::new(true);
+        duties.rebooted();
+        duties.connected();
         assert_eq!(duties.take_due(now), None);
     }
 

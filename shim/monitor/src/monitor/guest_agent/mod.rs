@@ -63,10 +63,12 @@ enum Work {
 }
 
 impl AgentActor {
+    /// Creates the actor for a VM, which may go on from a snapshot.
     pub(super) fn new(
         channel: GuestChannel,
         status: watch::Receiver<VmStatus>,
         needs: Needs,
+        restored: bool,
     ) -> (AgentActor, AgentHandle) {
         let (sender, mailbox) = mpsc::channel(16);
         let (view, shown) = watch::channel(AgentView::default());
@@ -78,7 +80,7 @@ impl AgentActor {
             poller: Poller::default(),
             guard: FreezeGuard::default(),
             processes: Processes::default(),
-            duties: Duties::default(),
+            duties: Duties::new(restored),
             needs,
             credentials: None,
             reboots: 0,
@@ -131,7 +133,7 @@ impl AgentActor {
             self.reboots = reboots;
             self.poller.disconnected(now);
             self.poller.forget();
-            self.duties.forget_time();
+            self.duties.rebooted();
             self.processes
                 .fail_all(&VmError::wrong_state("the guest has rebooted"));
         }
@@ -140,9 +142,10 @@ impl AgentActor {
         }
         if open {
             self.poller.connected(now);
+            self.duties.connected();
         } else {
             self.poller.disconnected(now);
-            self.duties.forget_time();
+            self.duties.disconnected();
             self.processes.fail_all(&not_connected());
         }
         if paused {

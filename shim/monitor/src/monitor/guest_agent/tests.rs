@@ -23,7 +23,7 @@ impl Guest {
     pub(super) fn start() -> Guest {
         let (channel, mut port) = guest_channel(AGENT_PORT).unwrap();
         let (status, watched) = watch::channel(VmStatus::default());
-        let (actor, agent) = AgentActor::new(channel, watched, Needs::default());
+        let (actor, agent) = AgentActor::new(channel, watched, Needs::default(), false);
         tokio::spawn(actor.run());
         // The test keeps the rest of the port.
         let (spare, _) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -10,6 +10,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::vm_network::VmNetworkError;
+use crate::monitor::disks::Hold;
 use crate::monitor::vm_config::OpenNic;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::VmmConnection;
@@ -37,6 +38,7 @@ pub(super) enum InterfaceCommand {
     Add(AddInterfaceRequest, Reply<()>),
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
+    Hold(Reply<Hold>),
     Close(oneshot::Sender<()>),
 }
 
@@ -119,6 +121,11 @@ impl InterfacesHandle {
     /// Sets the link state of an interface.
     pub(in crate::monitor) async fn set_link(&self, name: String, up: bool) -> Result<(), VmError> {
         self.ask(|reply| InterfaceCommand::SetLink(name, up, reply)).await
+    }
+
+    /// Keeps the interfaces as they are while the result exists. Fails if one was plugged.
+    pub(in crate::monitor) async fn hold(&self) -> Result<Hold, VmError> {
+        self.ask(InterfaceCommand::Hold).await
     }
 
     /// Restores the network and ends the actor. Called after the VMM has exited.

@@ -145,7 +145,11 @@ impl InterfacesActor {
         Ok(())
     }
 
+    /// The connection to the VMM, if interfaces may be changed.
     fn connection(&self) -> Result<VmmConnection, VmError> {
+        if self.held.strong_count() > 0 {
+            return Err(VmError::being_saved());
+        }
         let connection = self.connection.clone();
         connection.ok_or_else(VmError::not_running)
     }

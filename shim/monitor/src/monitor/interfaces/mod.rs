@@ -11,7 +11,7 @@ mod table;
 mod vm_network;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use husk_network::Netns;
 use husk_proto::shim::v1::Interface;
@@ -20,9 +20,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
+use super::disks::Hold;
 use super::error_chain::error_chain;
 use super::vm_config::OpenNic;
+use super::vm_error::VmError;
 use super::vmm_connection::VmmConnection;
+use crate::snapshot::SnapshotError;
 use crate::vm_environment::PodNetwork;
 use handle::InterfaceCommand;
 use interface_spec::InterfaceSpec;
@@ -45,6 +48,7 @@ pub(super) struct InterfacesActor {
     table: InterfaceTable,
     connection: Option<VmmConnection>,
     removals: PendingRemovals,
+    held: Weak<()>,
 }
 
 impl InterfacesActor {
@@ -73,6 +77,7 @@ impl InterfacesActor {
             table,
             connection: None,
             removals: PendingRemovals::default(),
+            held: Weak::new(),
         };
         (interfaces, handle)
     }
@@ -106,6 +111,7 @@ impl InterfacesActor {
             InterfaceCommand::Add(request, reply) => drop(reply.send(self.add(request).await)),
             InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
             InterfaceCommand::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
+            InterfaceCommand::Hold(reply) => drop(reply.send(self.hold())),
             InterfaceCommand::Close(_) => {}
         }
     }
@@ -137,6 +143,16 @@ impl InterfacesActor {
             nics.push(ready.nic);
         }
         Ok(nics)
+    }
+
+    fn hold(&mut self) -> Result<Hold, VmError> {
+        if let Some(name) = self.table.plugged() {
+            let reason = "it was plugged while the VM ran, which cannot be saved yet: unplug it first";
+            return Err(SnapshotError::interface(&name, reason).into());
+        }
+        let hold = Arc::new(());
+        self.held = Arc::downgrade(&hold);
+        Ok(hold)
     }
 
     async fn close(&mut self) {

@@ -123,6 +123,12 @@ impl InterfaceTable {
         }
     }
 
+    /// The name of an interface that was hotplugged, if there is one. One that is being removed counts.
+    pub(super) fn plugged(&self) -> Option<String> {
+        let added = self.entries.iter().find(|entry| entry.added);
+        added.map(|entry| entry.shown.name.clone())
+    }
+
     /// Checks that an interface is present.
     pub(super) fn has(&self, name: &str) -> Result<(), VmError> {
         match self.entries.iter().any(|entry| entry.shown.name == name) {

@@ -1,0 +1,300 @@
+//! The making of one snapshot.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use husk_network::MacAddr;
+use husk_proto::fds::Token;
+use husk_proto::shim::v1::snapshot_progress::Progress;
+use husk_proto::shim::v1::{Interface, SnapshotDone, SnapshotProgress, SnapshotStep};
+use husk_proto::vmm::v1::{InfoRequest, PauseReason, PauseRequest, ResumeRequest, SaveRequest, State};
+use husk_vmi::VmPlan;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{ProgressSender, SnapshotOrder, SnapshotSources};
+use crate::monitor::handle::VMM_TIMEOUT;
+use crate::monitor::vm::RunningVmm;
+use crate::monitor::vm_error::VmError;
+use crate::monitor::vmm_connection::call_within;
+use crate::snapshot::{
+    DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir, VERSION, now,
+};
+
+/// Interval between two reports of progress.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+/// Interval between attempts to let the VM go on after a save that was interrupted.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// One snapshot.
+pub(super) struct SnapshotJob {
+    sources: SnapshotSources,
+    vmm: RunningVmm,
+    order: SnapshotOrder,
+    progress: ProgressSender,
+}
+
+/// The files of a snapshot before the VM is saved.
+struct PreparedFiles {
+    new: NewSnapshot,
+    copies: DiskCopies,
+    state: File,
+    memory: File,
+}
+
+/// A snapshot that is complete, but not kept yet.
+struct Made {
+    complete: NewSnapshot,
+    /// Volumes that are written to and do not travel.
+    outside: Vec<String>,
+}
+
+/// Ends the copying of images when it is dropped.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl SnapshotJob {
+    pub(super) fn new(
+        sources: SnapshotSources,
+        vmm: RunningVmm,
+        order: SnapshotOrder,
+        progress: ProgressSender,
+    ) -> SnapshotJob {
+        SnapshotJob {
+            sources,
+            vmm,
+            order,
+            progress,
+        }
+    }
+
+    /// Makes the snapshot. Returns it if it must know when the VM goes on. If it fails, or nobody reads the progress any
+    /// more, what was written is removed and the VM goes on as before.
+    pub(super) async fn run(mut self) -> Option<SnapshotDir> {
+        let progress = self.progress.clone();
+        let directory = self.order.directory.display().to_string();
+        let mut paused = false;
+        let made = tokio::select! {
+            made = self.make(&mut paused) => made,
+            () = progress.closed() => Err(VmError::unavailable("the client is gone")),
+        };
+        // From here on it is not given up: the VM may not go on without its knowledge.
+        let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside)));
+        if paused {
+            self.release().await;
+        }
+        match made {
+            Ok((dir, outside)) => {
+                let paused = self.is_paused().await;
+                info!(directory, paused, "snapshot made");
+                let fragile = !outside.is_empty();
+                let done = SnapshotDone { paused, outside };
+                let _ = progress.send(Ok(of(Progress::Done(done)))).await;
+                fragile.then_some(dir)
+            }
+            Err(error) => {
+                warn!(directory, %error, "the snapshot was not made");
+                let _ = progress.send(Err(error.into())).await;
+                None
+            }
+        }
+    }
+
+    /// Sets `paused` while the VM is paused for it.
+    async fn make(&mut self, paused: &mut bool) -> Result<Made, VmError> {
+        let (_disks_stay, mut set) = self.sources.disks.hold().await?;
+        let _interfaces_stay = self.sources.interfaces.hold().await?;
+        record_interfaces(&mut set.plan, &self.sources.interfaces.list());
+        let plan = set.plan.clone();
+        let PreparedFiles {
+            new,
+            copies,
+            state,
+            memory,
+        } = self.prepare(set).await?;
+
+        *paused = true;
+        self.pause(PauseReason::Snapshot).await?;
+        self.save(&state, &memory).await?;
+        let outside = copies.written_outside();
+        let (copies, disks) = self.copy(copies).await?;
+        if self.order.resume {
+            // All that the guest can change has been copied.
+            self.resume().await?;
+            *paused = false;
+        }
+
+        let vmi = self.sources.vmi.clone();
+        let complete = blocking(move || {
+            for (name, file) in [(STATE, &state), (MEMORY, &memory)] {
+                let synced = file.sync_all();
+                synced.map_err(|error| VmError::wrong_state(format!("{name}: {error}")))?;
+            }
+            copies.sync()?;
+            let bytes = |file: &File| file.metadata().map(|file| file.len());
+            let snapshot = Snapshot {
+                version: VERSION,
+                husk: env!("CARGO_PKG_VERSION").to_owned(),
+                time: now(),
+                plan,
+                vmi: serde_json::Value::clone(&vmi),
+                state_bytes: bytes(&state).map_err(|error| VmError::internal(error.to_string()))?,
+                memory_bytes: bytes(&memory).map_err(|error| VmError::internal(error.to_string()))?,
+                disks,
+                resumed: false,
+                consumed: None,
+            };
+            Ok(new.complete(&snapshot)?)
+        });
+        let complete = complete.await?;
+        if !self.order.resume {
+            // The user's pause follows that for the snapshot without a gap.
+            self.pause(PauseReason::User).await?;
+        }
+        Ok(Made {
+            complete,
+            outside: outside.into_iter().map(|(volume, _)| volume).collect(),
+        })
+    }
+
+    /// Makes the directory and its empty files.
+    async fn prepare(&self, set: DiskSet) -> Result<PreparedFiles, VmError> {
+        let SnapshotOrder { directory, resume } = self.order.clone();
+        blocking(move || {
+            let mut new = NewSnapshot::create(&directory)?;
+            let copies = DiskCopies::prepare(&set, &mut new)?;
+            if resume && let Some((volume, path)) = copies.written_outside().first() {
+                let text = format!(
+                    "volume {volume:?}: {path} cannot be copied in an instant into {}, so the VM may not go on after the \
+                     snapshot: leave out --resume, or put image and snapshot on one file system with reflinks, such as \
+                     XFS or Btrfs",
+                    directory.display()
+                );
+                return Err(VmError::wrong_state(text));
+            }
+            Ok(PreparedFiles {
+                state: new.file(STATE)?,
+                memory: new.file(MEMORY)?,
+                new,
+                copies,
+            })
+        })
+        .await
+    }
+
+    async fn pause(&mut self, reason: PauseReason) -> Result<(), VmError> {
+        let request = PauseRequest {
+            reason: reason.into(),
+        };
+        call_within(VMM_TIMEOUT, self.vmm.client.pause(request)).await?;
+        Ok(())
+    }
+
+    /// Takes the snapshot's reason to be paused back.
+    async fn resume(&mut self) -> Result<(), VmError> {
+        let request = ResumeRequest {
+            reason: PauseReason::Snapshot.into(),
+        };
+        call_within(VMM_TIMEOUT, self.vmm.client.resume(request)).await?;
+        Ok(())
+    }
+
+    /// The same, also if the VMM has not noticed yet that a save was interrupted.
+    async fn release(&mut self) {
+        let deadline = Instant::now() + VMM_TIMEOUT;
+        loop {
+            match self.resume().await {
+                Ok(()) => return,
+                Err(VmError::WrongState(_)) if Instant::now() < deadline => sleep(AGAIN).await,
+                // The VM has ended.
+                Err(_) if self.sources.vmm.borrow().is_none() => return,
+                Err(error) => return warn!(%error, "the VM does not go on after a snapshot"),
+            }
+        }
+    }
+
+    async fn is_paused(&mut self) -> bool {
+        let info = call_within(VMM_TIMEOUT, self.vmm.client.info(InfoRequest {})).await;
+        info.is_ok_and(|info| info.get_ref().state() == State::Paused)
+    }
+
+    /// Has the VMM write its state and the guest's memory.
+    async fn save(&mut self, state: &File, memory: &File) -> Result<(), VmError> {
+        let tokens = [Token::random(), Token::random()];
+        let files = [(tokens[0], state.as_fd()), (tokens[1], memory.as_fd())];
+        let sent = self.vmm.fds.send(&files).await;
+        sent.map_err(|error| VmError::unavailable(error.to_string()))?;
+        let request = SaveRequest {
+            state: Some(tokens[0].into()),
+            memory: Some(tokens[1].into()),
+        };
+        let mut steps = self.vmm.client.save(request).await?.into_inner();
+        while let Some(step) = steps.message().await? {
+            let step = SnapshotStep {
+                name: "memory".to_owned(),
+                done_bytes: step.done_bytes,
+                total_bytes: step.total_bytes,
+            };
+            // A client that does not read does not hold the VM up.
+            let _ = self.progress.try_send(Ok(of(Progress::Step(step))));
+        }
+        Ok(())
+    }
+
+    /// Copies the images.
+    async fn copy(&self, copies: DiskCopies) -> Result<(DiskCopies, Vec<SavedDisk>), VmError> {
+        let progress = self.progress.clone();
+        let cancel = CancelOnDrop(Arc::default());
+        let cancelled = cancel.0.clone();
+        let copied = blocking(move || {
+            let last = std::cell::Cell::new(None::<Instant>);
+            copies.copy(&cancelled, |volume, done_bytes, total_bytes| {
+                let due = last.get().is_none_or(|last| last.elapsed() >= REPORT_EVERY);
+                if due || done_bytes == 0 || done_bytes == total_bytes {
+                    last.set(Some(Instant::now()));
+                    let step = SnapshotStep {
+                        name: format!("volume {volume}"),
+                        done_bytes,
+                        total_bytes,
+                    };
+                    let _ = progress.try_send(Ok(of(Progress::Step(step))));
+                }
+            })?;
+            let disks = copies.describe()?;
+            Ok((copies, disks))
+        });
+        copied.await
+    }
+}
+
+/// Records the MAC addresses and links that the guest has.
+fn record_interfaces(plan: &mut VmPlan, interfaces: &[Interface]) {
+    for nic in &mut plan.nics {
+        if let Some(shown) = interfaces.iter().find(|shown| shown.name == nic.name) {
+            nic.mac = shown.mac.parse().ok().map(|MacAddr(mac)| mac).or(nic.mac);
+            nic.link_up = shown.link_up;
+        }
+    }
+}
+
+fn of(progress: Progress) -> SnapshotProgress {
+    SnapshotProgress {
+        progress: Some(progress),
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+) -> Result<T, VmError> {
+    let done = spawn_blocking(work).await;
+    done.map_err(|error| VmError::internal(error.to_string()))?
+}

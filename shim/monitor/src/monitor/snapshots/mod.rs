@@ -1,0 +1,180 @@
+//! The actor that makes snapshots of a VM, one at a time, and lets a paused VM go on.
+//!
+//! Both are one actor's, because a VM may not go on while it is saved, and a snapshot that can be restored only if its
+//! VM does not go on must know when it does.
+
+mod handle;
+mod job;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use husk_proto::shim::v1::SnapshotProgress;
+use husk_proto::vmm::v1::ResumeRequest;
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+use tonic::Status;
+use tracing::{info, warn};
+
+use super::disks::DisksHandle;
+use super::handle::VMM_TIMEOUT;
+use super::interfaces::InterfacesHandle;
+use super::vm::RunningVmm;
+use super::vm_error::VmError;
+use super::vmm_connection::call_within;
+use crate::snapshot::{SnapshotDir, SnapshotError};
+use handle::SnapshotCommand;
+use job::SnapshotJob;
+
+pub(super) use handle::SnapshotsHandle;
+
+/// A snapshot to make.
+#[derive(Debug, Clone)]
+pub(super) struct SnapshotOrder {
+    /// Its directory.
+    pub(super) directory: PathBuf,
+    /// The VM goes on afterwards, unless it was paused before.
+    pub(super) resume: bool,
+}
+
+/// Takes the progress of a snapshot, and its result. Closed, it ends the snapshot.
+pub(super) type ProgressSender = mpsc::Sender<Result<SnapshotProgress, Status>>;
+
+/// The parts of a VM that a snapshot needs.
+#[derive(Debug, Clone)]
+pub(super) struct SnapshotSources {
+    pub(super) vmm: watch::Receiver<Option<RunningVmm>>,
+    pub(super) disks: DisksHandle,
+    pub(super) interfaces: InterfacesHandle,
+    /// The metadata of the manifest.
+    pub(super) vmi: Arc<serde_json::Value>,
+}
+
+/// The snapshot that is being made. Its result: a snapshot that must know when the VM goes on.
+type RunningJob = Pin<Box<dyn Future<Output = Option<SnapshotDir>> + Send>>;
+
+pub(super) struct SnapshotsActor {
+    sources: SnapshotSources,
+    mailbox: mpsc::Receiver<SnapshotCommand>,
+    job: Option<RunningJob>,
+    /// Snapshots of this pause that can be restored only if the VM does not go on.
+    fragile: Vec<Arc<SnapshotDir>>,
+}
+
+impl SnapshotsActor {
+    pub(super) fn new(sources: SnapshotSources) -> (SnapshotsActor, SnapshotsHandle) {
+        let (sender, mailbox) = mpsc::channel(16);
+        let actor = SnapshotsActor {
+            sources,
+            mailbox,
+            job: None,
+            fragile: Vec::new(),
+        };
+        (actor, SnapshotsHandle::new(sender))
+    }
+
+    /// Handles requests until it is dropped. A snapshot that is being made is removed then.
+    pub(super) async fn run(mut self) -> std::convert::Infallible {
+        loop {
+            tokio::select! {
+                command = self.mailbox.recv() => match command {
+                    Some(SnapshotCommand::Make(order, progress)) => self.make(order, progress).await,
+                    Some(SnapshotCommand::Resume(reply)) => drop(reply.send(self.resume().await)),
+                    None => std::future::pending().await,
+                },
+                made = finished(&mut self.job) => {
+                    self.job = None;
+                    if let Some(snapshot) = made {
+                        self.fragile.push(Arc::new(snapshot));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn make(&mut self, order: SnapshotOrder, progress: ProgressSender) {
+        let refusal = if self.job.is_some() {
+            VmError::wrong_state("a snapshot of the VM is being made already: wait until it is complete")
+        } else if !order.directory.is_absolute() {
+            VmError::invalid_argument(format!(
+                "directory: {} is not an absolute path",
+                order.directory.display()
+            ))
+        } else {
+            match self.running() {
+                Ok(vmm) => {
+                    let job = SnapshotJob::new(self.sources.clone(), vmm, order, progress);
+                    self.job = Some(Box::pin(job.run()));
+                    return;
+                }
+                Err(error) => error,
+            }
+        };
+        let _ = progress.send(Err(refusal.into())).await;
+    }
+
+    /// Lets a paused VM go on.
+    async fn resume(&mut self) -> Result<(), VmError> {
+        if self.job.is_some() {
+            let text = "a snapshot of the VM is being made: resume it when that is complete";
+            return Err(VmError::wrong_state(text));
+        }
+        let mut vmm = self.running()?;
+        let fragile = self.fragile.clone();
+        if !fragile.is_empty() {
+            let marked = spawn_blocking(move || mark_resumed(&fragile)).await;
+            marked.map_err(|error| VmError::internal(error.to_string()))??;
+            self.fragile.clear();
+        }
+        call_within(VMM_TIMEOUT, vmm.client.resume(ResumeRequest::default())).await?;
+        Ok(())
+    }
+
+    fn running(&self) -> Result<RunningVmm, VmError> {
+        let running = self.sources.vmm.borrow().clone();
+        running.ok_or_else(VmError::not_running)
+    }
+}
+
+/// Records in snapshots that their VM goes on. Blocks.
+fn mark_resumed(snapshots: &[Arc<SnapshotDir>]) -> Result<(), VmError> {
+    for snapshot in snapshots {
+        match snapshot.mark_resumed() {
+            Ok(()) => info!(
+                directory = %snapshot.path().display(),
+                "the snapshot cannot be restored any more, since its VM goes on"
+            ),
+            Err(SnapshotError::Consumed {
+                directory, volume, ..
+            }) => {
+                let text = format!(
+                    "the snapshot {} was restored, and volume {volume:?} belongs to that VM now: end this one with \
+                     `husk stop --force`",
+                    directory.display()
+                );
+                return Err(VmError::wrong_state(text));
+            }
+            Err(error) => {
+                let text = format!("the VM may not go on before its snapshot knows: {error}");
+                warn!(text, "not resumed");
+                return Err(VmError::wrong_state(text));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the result of the snapshot that is being made. Never completes if there is none.
+async fn finished(job: &mut Option<RunningJob>) -> Option<SnapshotDir> {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}
+
+impl From<SnapshotError> for VmError {
+    fn from(error: SnapshotError) -> VmError {
+        VmError::wrong_state(error.to_string())
+    }
+}

@@ -1,0 +1,172 @@
+//! The description of a snapshot: snapshot.json.
+//!
+//! The format has a version. A later version of Husk reads this one, so no field may change its meaning. Everything read
+//! from it is untrusted.
+
+use std::path::Path;
+
+use husk_vmi::VmPlan;
+use husk_volumes::{BlockSizes, FileIdentity, ImageFormat};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::check;
+use super::error::SnapshotError;
+
+/// The version of the format.
+pub(crate) const VERSION: u32 = 1;
+/// The description.
+pub(super) const SNAPSHOT: &str = "snapshot.json";
+/// The machine's state, by the VMM.
+pub(crate) const STATE: &str = "state.json";
+/// The guest's memory.
+pub(crate) const MEMORY: &str = "memory";
+/// Maximum size of the description, in bytes.
+pub(super) const LIMIT: usize = 8 << 20;
+
+/// The description of a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Snapshot {
+    pub(crate) version: u32,
+    /// The version of Husk that made it.
+    pub husk: String,
+    /// When it was made, in seconds since 1970.
+    pub time: u64,
+    /// The VM, with its hotplugged volumes and the MAC addresses that it has.
+    pub plan: VmPlan,
+    /// The metadata of its manifest.
+    pub vmi: Value,
+    /// Size of state.json in bytes.
+    pub(crate) state_bytes: u64,
+    /// Size of memory in bytes.
+    pub(crate) memory_bytes: u64,
+    /// In the order of the plan.
+    pub(crate) disks: Vec<SavedDisk>,
+    /// The VM has gone on. Only recorded if a writable disk is outside.
+    pub(crate) resumed: bool,
+    /// When it was restored, in seconds since 1970. Only recorded if a writable disk is outside.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) consumed: Option<u64>,
+}
+
+/// A disk of the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct SavedDisk {
+    pub(crate) name: String,
+    /// It was plugged while the VM ran, or its disc inserted.
+    pub(crate) plugged: bool,
+    pub(crate) content: DiskContent,
+}
+
+/// The content of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) enum DiskContent {
+    /// It has none, or the monitor makes it anew.
+    Remade,
+    /// It is in the snapshot.
+    #[serde(rename_all = "camelCase")]
+    Held {
+        image: HeldImage,
+        /// The backing image, if `image` is an overlay.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        base: Option<BaseContent>,
+        /// Block sizes that the guest sees; none if the VMM chooses.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        block_sizes: Option<BlockSizes>,
+    },
+    /// It is at the path of the plan.
+    Outside(FileIdentity),
+}
+
+/// An image in the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct HeldImage {
+    /// Name of the file.
+    pub(crate) file: String,
+    pub(crate) format: ImageFormat,
+}
+
+/// The content of the backing image of an overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) enum BaseContent {
+    /// It is in the snapshot.
+    Held(HeldImage),
+    /// It is at the path of the plan.
+    Outside(FileIdentity),
+}
+
+impl Snapshot {
+    /// Parses and checks a description.
+    pub(super) fn parse(text: &[u8], directory: &Path) -> Result<Snapshot, SnapshotError> {
+        let invalid = |reason: String| SnapshotError::invalid(directory, reason);
+        let document: Value = serde_json::from_slice(text).map_err(|error| invalid(error.to_string()))?;
+        let version = document.get("version").and_then(Value::as_u64);
+        match version {
+            Some(version) if version == u64::from(VERSION) => {}
+            Some(version) => {
+                return Err(SnapshotError::Version {
+                    directory: directory.to_owned(),
+                    version,
+                });
+            }
+            None => return Err(invalid("version: it is missing, or not a number".into())),
+        }
+        // Deserialised from the text, errors have a position.
+        let snapshot: Snapshot = serde_json::from_slice(text).map_err(|error| invalid(error.to_string()))?;
+        check::known_fields(&document, &snapshot).map_err(invalid)?;
+        check::check(&snapshot).map_err(invalid)?;
+        Ok(snapshot)
+    }
+
+    /// Names of the volumes that are written to and are not in the snapshot. If there is one, it can be restored once,
+    /// and only if the VM has not gone on.
+    #[must_use]
+    pub fn written_outside(&self) -> Vec<&str> {
+        let disks = self.plan.disks.iter().zip(&self.disks);
+        let outside = disks.filter(|(plan, saved)| {
+            matches!(saved.content, DiskContent::Outside(_)) && !plan.read_only && !plan.overlay
+        });
+        outside.map(|(plan, _)| plan.name.as_str()).collect()
+    }
+
+    /// Names of the volumes whose images are copied: a VM that goes on from the snapshot writes to the copy, which ends
+    /// with it.
+    #[must_use]
+    pub fn written_copies(&self) -> Vec<&str> {
+        let disks = self.plan.disks.iter().zip(&self.disks);
+        let copies = disks.filter(|(plan, saved)| {
+            let on_host = matches!(
+                plan.source,
+                husk_vmi::DiskSource::File(_) | husk_vmi::DiskSource::HostDisk { .. }
+            );
+            on_host && !plan.read_only && matches!(saved.content, DiskContent::Held { base: None, .. })
+        });
+        copies.map(|(plan, _)| plan.name.as_str()).collect()
+    }
+
+    /// Refuses a snapshot that can be restored once, and was, or whose source has gone on.
+    ///
+    /// # Errors
+    /// It cannot be restored.
+    pub fn check_restorable(&self, directory: &Path) -> Result<(), SnapshotError> {
+        let directory = directory.to_owned();
+        let outside = self.written_outside();
+        let Some(volume) = outside.first().map(|volume| (*volume).to_owned()) else {
+            return Ok(());
+        };
+        match self.consumed {
+            Some(time) => Err(SnapshotError::Consumed {
+                directory,
+                time,
+                volume,
+            }),
+            None if self.resumed => Err(SnapshotError::Resumed { directory, volume }),
+            None => Ok(()),
+        }
+    }
+}

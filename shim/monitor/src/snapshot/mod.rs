@@ -1,0 +1,39 @@
+//! Snapshots of VMs: a directory each, with the machine's state, its memory and the disks that travel.
+//!
+//! ```text
+//! DIR/snapshot.json      the description (`Snapshot`), written last: without it the snapshot is incomplete
+//!     state.json memory  written by the VMM
+//!     disk-VOLUME.img    an image that travels; .qcow2 is an overlay
+//!     base-VOLUME.img    the backing image of an overlay, if no path leads to it
+//! ```
+//!
+//! The files are never written again, and VMs that go on from the snapshot keep them open. Only snapshot.json is
+//! replaced: it says that the source has gone on, or that a snapshot which can be restored once was restored.
+
+mod check;
+mod directory;
+mod disks;
+mod error;
+mod format;
+mod kept_disk;
+mod restore;
+mod time;
+
+pub(crate) use directory::{NewSnapshot, SnapshotDir};
+pub(crate) use disks::{DiskCopies, DiskSet};
+pub use error::SnapshotError;
+pub use format::Snapshot;
+pub(crate) use format::{MEMORY, STATE, SavedDisk, VERSION};
+pub(crate) use kept_disk::KeptDisk;
+pub(crate) use restore::OpenSnapshot;
+pub(crate) use time::now;
+
+use std::path::Path;
+
+/// Reads the description of a complete snapshot.
+///
+/// # Errors
+/// The directory is not a snapshot, an incomplete one, or of another version of the format.
+pub fn read(directory: &Path) -> Result<Snapshot, SnapshotError> {
+    SnapshotDir::open(directory)?.read()
+}

@@ -1,0 +1,120 @@
+//! A snapshot that a VM goes on from.
+
+use std::fs::File;
+use std::path::Path;
+
+use husk_vmi::VmPlan;
+use husk_volumes::{SavedBase, SavedImage, SavedVolume};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::directory::SnapshotDir;
+use super::error::SnapshotError;
+use super::format::{BaseContent, DiskContent, HeldImage, MEMORY, STATE, Snapshot};
+
+/// An open snapshot.
+#[derive(Debug)]
+pub(crate) struct OpenSnapshot {
+    pub(crate) dir: SnapshotDir,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) state: File,
+    /// Locked until its last descriptor is closed, which is the VMM's.
+    pub(crate) memory: File,
+}
+
+impl OpenSnapshot {
+    /// Opens a snapshot, and checks whether it can be restored. Blocks.
+    pub(crate) fn open(directory: &Path) -> Result<OpenSnapshot, SnapshotError> {
+        let dir = SnapshotDir::open(directory)?;
+        let snapshot = dir.read()?;
+        snapshot.check_restorable(directory)?;
+        let state = sized(&dir, STATE, snapshot.state_bytes)?;
+        let memory = sized(&dir, MEMORY, snapshot.memory_bytes)?;
+        let lock = match snapshot.written_outside().is_empty() {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match flock(&memory, lock) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(SnapshotError::InUse(directory.to_owned())),
+            Err(error) => return Err(SnapshotError::io(dir.path_of(MEMORY))(error)),
+        }
+        Ok(OpenSnapshot {
+            dir,
+            snapshot,
+            state,
+            memory,
+        })
+    }
+
+    /// The disks, in the order of the plan. Blocks.
+    pub(crate) fn volumes(&self) -> Result<Vec<SavedVolume>, SnapshotError> {
+        let disks = self.snapshot.disks.iter().map(|disk| {
+            Ok(match &disk.content {
+                DiskContent::Remade => SavedVolume::Remade,
+                DiskContent::Outside(identity) => SavedVolume::Outside(*identity),
+                DiskContent::Held {
+                    image,
+                    base,
+                    block_sizes,
+                } => {
+                    let base = base.as_ref().map(|base| match base {
+                        BaseContent::Held(base) => self.image(base).map(SavedBase::Held),
+                        BaseContent::Outside(identity) => Ok(SavedBase::Outside(*identity)),
+                    });
+                    SavedVolume::Held {
+                        image: self.image(image)?,
+                        base: base.transpose()?,
+                        block_sizes: *block_sizes,
+                    }
+                }
+            })
+        });
+        disks.collect()
+    }
+
+    fn image(&self, image: &HeldImage) -> Result<SavedImage, SnapshotError> {
+        Ok(SavedImage {
+            file: self.dir.file(&image.file)?,
+            path: self.dir.path_of(&image.file),
+            format: image.format,
+        })
+    }
+
+    /// Names of the disks that were plugged while the VM ran.
+    pub(crate) fn plugged(&self) -> Vec<String> {
+        let plugged = self.snapshot.disks.iter().filter(|disk| disk.plugged);
+        plugged.map(|disk| disk.name.clone()).collect()
+    }
+
+    /// Refuses a plan with other disks than those of the snapshot, which was replaced then.
+    pub(crate) fn check_plan(&self, plan: &VmPlan) -> Result<(), SnapshotError> {
+        match self.snapshot.plan.disks == plan.disks {
+            true => Ok(()),
+            false => Err(SnapshotError::InUse(self.dir.path().to_owned())),
+        }
+    }
+
+    /// Records that the VM goes on, if that is possible once. Fails if it was done meanwhile. Blocks.
+    pub(crate) fn consume(&self) -> Result<(), SnapshotError> {
+        match self.snapshot.written_outside().is_empty() {
+            true => Ok(()),
+            false => self.dir.mark_consumed(),
+        }
+    }
+}
+
+/// Opens a file that must have this size.
+fn sized(dir: &SnapshotDir, name: &str, expected: u64) -> Result<File, SnapshotError> {
+    let file = dir.file(name)?;
+    let path = dir.path_of(name);
+    let bytes = file.metadata().map_err(SnapshotError::io(&path))?.len();
+    match bytes == expected {
+        true => Ok(file),
+        false => Err(SnapshotError::WrongSize {
+            path,
+            bytes,
+            expected,
+        }),
+    }
+}

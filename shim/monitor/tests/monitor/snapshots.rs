@@ -1,0 +1,503 @@
+//! Snapshots, and VMs that go on from them.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use husk_monitor::launch::{LaunchError, MonitorConfig};
+use husk_monitor::snapshot;
+use husk_proto::shim::v1::snapshot_progress::Progress;
+use husk_proto::shim::v1::{
+    AddVolumeRequest, KillRequest, PauseRequest, RemoveVolumeRequest, ResumeRequest, ShutdownRequest,
+    SnapshotDone, SnapshotProgress, SnapshotRequest,
+};
+use husk_vmi::{CacheMode, DeviceType, DiskPlan, DiskSource, ScsiController, SeedData, SeedLayout, VmPlan};
+use tonic::{Code, Status, Streaming};
+
+use super::fixture::{Fixture, Vm, alive, disk, eventually, plan};
+
+const MIB: u64 = 1 << 20;
+
+fn image(f: &Fixture, name: &str) -> PathBuf {
+    let path = f.home().join(name);
+    let file = File::create(&path).unwrap();
+    file.set_len(MIB).unwrap();
+    file.write_all_at(name.as_bytes(), 512).unwrap();
+    path
+}
+
+/// A writable disk whose image is the user's.
+fn data(f: &Fixture) -> DiskPlan {
+    DiskPlan {
+        // Nobody else writes to it, but a copy would not have what other VMs write.
+        shareable: true,
+        ..disk("data", DiskSource::File(image(f, "data.img")))
+    }
+}
+
+/// A VM with disks of all kinds that travel.
+fn vm(f: &Fixture, name: &str) -> VmPlan {
+    let mut plan = plan(name);
+    plan.scsi = Some(ScsiController { queues: 1 });
+    plan.disks.push(DiskPlan {
+        overlay: true,
+        ..disk("root", DiskSource::File(image(f, "root.img")))
+    });
+    plan.disks.push(DiskPlan {
+        cache: CacheMode::WriteBack,
+        ..disk("scratch", DiskSource::EmptyDisk { capacity_bytes: MIB })
+    });
+    plan.disks.push(DiskPlan {
+        read_only: true,
+        ..disk("fixed", DiskSource::File(image(f, "fixed.img")))
+    });
+    plan.disks.push(DiskPlan {
+        read_only: true,
+        device: DeviceType::Disk,
+        ..disk(
+            "seed",
+            DiskSource::CloudInit {
+                layout: SeedLayout::NoCloud,
+                meta_data: "{}".into(),
+                public_keys: Vec::new(),
+                user_data: SeedData::Inline(b"secret".to_vec()),
+                network_data: None,
+            },
+        )
+    });
+    plan
+}
+
+fn dir(f: &Fixture, name: &str) -> PathBuf {
+    let snapshots = f.home().join("snapshots");
+    fs::create_dir_all(&snapshots).unwrap();
+    snapshots.join(name)
+}
+
+fn begin(
+    f: &Fixture,
+    vm: &Vm<'_>,
+    directory: &Path,
+    resume: bool,
+) -> Result<Streaming<SnapshotProgress>, Status> {
+    let request = SnapshotRequest {
+        directory: directory.to_str().unwrap().into(),
+        resume,
+    };
+    let mut client = vm.client.clone();
+    Ok(f.wait(client.snapshot(request))?.into_inner())
+}
+
+fn finish(f: &Fixture, steps: &mut Streaming<SnapshotProgress>) -> Result<SnapshotDone, Status> {
+    f.wait(async {
+        let mut names = Vec::new();
+        while let Some(step) = steps.message().await? {
+            match step.progress.unwrap() {
+                Progress::Done(done) => {
+                    assert!(names.contains(&"memory".to_owned()), "{names:?}");
+                    return Ok(done);
+                }
+                Progress::Step(step) => names.push(step.name),
+            }
+        }
+        Err(Status::unavailable("the stream ended"))
+    })
+}
+
+fn save(f: &Fixture, vm: &Vm<'_>, directory: &Path, resume: bool) -> Result<SnapshotDone, Status> {
+    finish(f, &mut begin(f, vm, directory, resume)?)
+}
+
+fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
+    let read = snapshot::read(directory).unwrap();
+    let plan = VmPlan {
+        name: name.into(),
+        ..read.plan
+    };
+    MonitorConfig {
+        snapshot: Some(directory.into()),
+        vmi: read.vmi,
+        ..f.config(plan)
+    }
+}
+
+fn restore<'a>(f: &'a Fixture, directory: &Path, name: &str) -> Result<Vm<'a>, String> {
+    match f.start_config(&config(f, directory, name)) {
+        Ok(vm) => Ok(vm),
+        Err(LaunchError::Failed { message, .. }) => Err(message),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+fn refused(result: Result<Vm<'_>, String>) -> String {
+    result.map(|vm| vm.monitor).unwrap_err()
+}
+
+fn kill(vm: &mut Vm<'_>) {
+    vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn paused(vm: &mut Vm<'_>, wanted: bool) {
+    eventually("the VM is paused or not", || vm.status().paused == wanted);
+}
+
+pub fn vms_go_on_from_a_snapshot() {
+    let f = Fixture::new();
+    let mut source = f.start(vm(&f, "demo")).unwrap();
+    let directory = dir(&f, "one");
+    let done = save(&f, &source, &directory, false).unwrap();
+    assert!(done.paused && done.outside.is_empty(), "{done:?}");
+    paused(&mut source, true);
+    let held = [
+        "disk-root.qcow2",
+        "disk-scratch.img",
+        "disk-seed.img",
+        "memory",
+        "snapshot.json",
+        "state.json",
+    ];
+    assert_eq!(names(&directory), held);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&directory), 0o700);
+    for name in held {
+        assert_eq!(mode(&directory.join(name)), 0o600, "{name}");
+    }
+    // What the VMM wrote last is there.
+    for name in ["disk-root.qcow2", "disk-scratch.img"] {
+        let content = fs::read(directory.join(name)).unwrap();
+        assert_eq!(&content[..7], b"flushed", "{name}");
+    }
+    let iso = fs::read(directory.join("disk-seed.img")).unwrap();
+    assert!(iso.windows(6).any(|part| part == b"secret"));
+
+    // The source is not needed, and not in the way.
+    let before = names(&directory);
+    let mut clones = ["demo2", "demo3"].map(|name| restore(&f, &directory, name).unwrap());
+    for clone in &mut clones {
+        eventually("it has the state", || {
+            clone
+                .said()
+                .contains("goes on from \"state of default/demo\" and \"memory\"\n")
+        });
+        assert!(!clone.status().paused);
+        let plan: VmPlan = serde_json::from_slice(&fs::read(clone.dir.plan()).unwrap()).unwrap();
+        assert_eq!(plan.uuid, snapshot::read(&directory).unwrap().plan.uuid);
+    }
+    // A snapshot of a clone has its disks too.
+    let again = dir(&f, "again");
+    save(&f, &clones[0], &again, true).unwrap();
+    assert_eq!(names(&again), held);
+    assert_eq!(names(&directory), before);
+    f.wait(source.client.resume(ResumeRequest {})).unwrap();
+    let [one, two] = &mut clones;
+    for vm in [&mut source, one, two] {
+        kill(vm);
+    }
+    let mut last = restore(&f, &again, "demo").unwrap();
+    kill(&mut last);
+    f.is_clean(&[source.pids(), last.pids()].concat());
+}
+
+pub fn vm_runs_on_unless_it_was_paused() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "demo")).unwrap();
+    // An empty directory is used.
+    let directory = dir(&f, "one");
+    fs::create_dir(&directory).unwrap();
+    let done = save(&f, &vm, &directory, true).unwrap();
+    assert!(!done.paused);
+    paused(&mut vm, false);
+    assert!(directory.join("snapshot.json").exists());
+    let error = save(&f, &vm, &directory, true).unwrap_err();
+    let text = format!(
+        "{} is not empty: name a directory that does not exist",
+        directory.display()
+    );
+    assert_eq!(error.message(), text);
+    assert!(directory.join("snapshot.json").exists());
+
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    let done = save(&f, &vm, &dir(&f, "two"), true).unwrap();
+    assert!(done.paused && vm.status().paused);
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn snapshot_with_a_disk_outside_is_for_a_vm_that_stays() {
+    let f = Fixture::new();
+    let mut plan = vm(&f, "demo");
+    plan.disks.push(data(&f));
+    let mut source = f.start(plan).unwrap();
+    let directory = dir(&f, "one");
+    let error = save(&f, &source, &directory, true).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    let begin = format!(
+        "volume \"data\": {} cannot be copied",
+        f.home().join("data.img").display()
+    );
+    assert!(error.message().starts_with(&begin), "{}", error.message());
+    assert!(
+        error.message().contains("leave out --resume"),
+        "{}",
+        error.message()
+    );
+    assert!(!directory.exists() && !source.status().paused);
+
+    let done = save(&f, &source, &directory, false).unwrap();
+    assert!(done.paused);
+    assert_eq!(done.outside, ["data"]);
+    // Another one that was removed does not keep the VM from going on.
+    let gone = dir(&f, "gone");
+    save(&f, &source, &gone, false).unwrap();
+    fs::remove_dir_all(&gone).unwrap();
+    // It is found where it is now.
+    let moved = dir(&f, "moved");
+    fs::rename(&directory, &moved).unwrap();
+    f.wait(source.client.resume(ResumeRequest {})).unwrap();
+    paused(&mut source, false);
+    let text = refused(restore(&f, &moved, "clone"));
+    let wanted = format!("{}: the VM has gone on after this snapshot", moved.display());
+    assert!(text.starts_with(&wanted) && text.contains("\"data\""), "{text}");
+
+    // The power button lets a paused VM go on too.
+    let second = dir(&f, "second");
+    save(&f, &source, &second, false).unwrap();
+    source.ends(async |mut client| {
+        client
+            .shutdown(ShutdownRequest { grace_seconds: None })
+            .await
+            .unwrap();
+    });
+    let text = refused(restore(&f, &second, "demo"));
+    assert!(text.contains("the VM has gone on after this snapshot"), "{text}");
+    f.is_clean(&source.pids());
+}
+
+pub fn snapshot_with_a_disk_outside_is_restored_once() {
+    let f = Fixture::new();
+    let mut plan = vm(&f, "demo");
+    plan.disks.push(data(&f));
+    let mut source = f.start(plan).unwrap();
+    let (first, second) = (dir(&f, "first"), dir(&f, "second"));
+    save(&f, &source, &first, false).unwrap();
+    save(&f, &source, &second, false).unwrap();
+
+    // The disk is shareable, so it is not in use.
+    let mut restored = restore(&f, &first, "demo2").unwrap();
+    let text = refused(restore(&f, &first, "demo3"));
+    let wanted = format!("{} was restored already at 2", first.display());
+    assert!(text.starts_with(&wanted) && text.contains("\"data\""), "{text}");
+    let error = f.wait(source.client.resume(ResumeRequest {})).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    let wanted = format!(
+        "the snapshot {} was restored, and volume \"data\"",
+        first.display()
+    );
+    assert!(error.message().starts_with(&wanted), "{}", error.message());
+    assert!(source.status().paused);
+    kill(&mut source);
+    kill(&mut restored);
+    assert_eq!(refused(restore(&f, &first, "demo")), text);
+
+    // The other one has the disk as it was before.
+    let image = File::options()
+        .write(true)
+        .open(f.home().join("data.img"))
+        .unwrap();
+    image.write_all_at(b"changed", 0).unwrap();
+    let text = refused(restore(&f, &second, "demo"));
+    let wanted = format!(
+        "volume \"data\": {} has changed since the snapshot, which needs it as it was",
+        f.home().join("data.img").display()
+    );
+    assert_eq!(text, wanted);
+    f.is_clean(&[source.pids(), restored.pids()].concat());
+}
+
+pub fn resume_waits_for_a_snapshot_that_can_be_told() {
+    let f = Fixture::new();
+    let mut plan = vm(&f, "demo");
+    plan.disks.push(data(&f));
+    let mut source = f.start(plan).unwrap();
+    let directory = dir(&f, "one");
+    save(&f, &source, &directory, false).unwrap();
+    let description = directory.join("snapshot.json");
+    let kept = fs::read(&description).unwrap();
+    fs::write(&description, "{").unwrap();
+    let error = f.wait(source.client.resume(ResumeRequest {})).unwrap_err();
+    let wanted = format!(
+        "the VM may not go on before its snapshot knows: {}: ",
+        description.display()
+    );
+    assert!(error.message().starts_with(&wanted), "{}", error.message());
+    assert!(source.status().paused);
+    fs::write(&description, kept).unwrap();
+    f.wait(source.client.resume(ResumeRequest {})).unwrap();
+    paused(&mut source, false);
+    kill(&mut source);
+    f.is_clean(&source.pids());
+}
+
+pub fn refused_save_leaves_nothing() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "unsavable")).unwrap();
+    let directory = dir(&f, "one");
+    fs::create_dir(&directory).unwrap();
+    let error = save(&f, &vm, &directory, false).unwrap_err();
+    assert_eq!(error.message(), "vhost-vsock cannot be saved");
+    paused(&mut vm, false);
+    // The directory was there before.
+    assert_eq!(names(&directory), [""; 0]);
+    for (path, reason) in [
+        ("relative", "directory: relative is not an absolute path"),
+        ("/proc/none", "/proc/none: No such file or directory (os error 2)"),
+    ] {
+        assert_eq!(
+            save(&f, &vm, Path::new(path), false).unwrap_err().message(),
+            reason
+        );
+    }
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn interrupted_snapshot_leaves_nothing() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "saves-slowly")).unwrap();
+    let directory = dir(&f, "one");
+    let mut steps = begin(&f, &vm, &directory, false).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    assert!(directory.join("memory").exists());
+    assert_eq!(
+        snapshot::read(&directory).unwrap_err().to_string(),
+        format!(
+            "{} is not a complete snapshot: it was interrupted; remove it",
+            directory.display()
+        )
+    );
+    let busy = |error: Status| {
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        error.message().to_owned()
+    };
+    let other = save(&f, &vm, &dir(&f, "two"), false).unwrap_err();
+    assert!(busy(other).starts_with("a snapshot of the VM is being made already"));
+    let resumed = f.wait(vm.client.resume(ResumeRequest {})).unwrap_err();
+    assert!(busy(resumed).starts_with("a snapshot of the VM is being made: resume it"));
+    let add = AddVolumeRequest {
+        name: "more".into(),
+        path: image(&f, "more.img").to_str().unwrap().into(),
+        read_only: true,
+        ..AddVolumeRequest::default()
+    };
+    let added = f.wait(vm.client.add_volume(add.clone())).unwrap_err();
+    assert!(busy(added).starts_with("a snapshot of the VM is being made"));
+    drop(steps);
+    eventually("it is removed", || {
+        vm.info().disks.len() >= 4 && !directory.exists()
+    });
+    paused(&mut vm, false);
+    f.wait(vm.client.add_volume(add)).unwrap();
+
+    // A pause of the user stays.
+    let mut steps = begin(&f, &vm, &directory, true).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    drop(steps);
+    eventually("it is removed", || {
+        vm.info().disks.len() >= 4 && !directory.exists()
+    });
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(vm.status().paused);
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    paused(&mut vm, false);
+    // The end of the VM ends its snapshot.
+    let mut steps = begin(&f, &vm, &directory, true).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    kill(&mut vm);
+    finish(&f, &mut steps).unwrap_err();
+    assert!(!directory.exists());
+    f.is_clean(&vm.pids());
+}
+
+pub fn vmm_that_dies_while_saving_leaves_nothing() {
+    let f = Fixture::new();
+    let vm = f.start(vm(&f, "dies-saving")).unwrap();
+    let directory = dir(&f, "one");
+    save(&f, &vm, &directory, false).unwrap_err();
+    eventually("it is removed", || !directory.exists());
+    eventually("the monitor ends", || !alive(vm.monitor));
+    f.is_clean(&vm.pids());
+}
+
+pub fn plugged_volume_stays_plugged() {
+    let f = Fixture::new();
+    let mut source = f.start(vm(&f, "demo")).unwrap();
+    let request = AddVolumeRequest {
+        name: "more".into(),
+        path: image(&f, "more.img").to_str().unwrap().into(),
+        read_only: true,
+        ..AddVolumeRequest::default()
+    };
+    f.wait(source.client.add_volume(request)).unwrap();
+    let directory = dir(&f, "one");
+    save(&f, &source, &directory, false).unwrap();
+    let mut restored = restore(&f, &directory, "clone").unwrap();
+    let disks = restored.info().disks;
+    assert!(
+        disks.iter().any(|disk| disk.name == "more" && disk.plugged),
+        "{disks:?}"
+    );
+    let remove = RemoveVolumeRequest { name: "more".into() };
+    f.wait(restored.client.remove_volume(remove)).unwrap();
+    kill(&mut source);
+    kill(&mut restored);
+    f.is_clean(&[source.pids(), restored.pids()].concat());
+}
+
+pub fn damaged_snapshot_is_refused() {
+    let f = Fixture::new();
+    let mut source = f.start(vm(&f, "demo")).unwrap();
+    let directory = dir(&f, "one");
+    save(&f, &source, &directory, true).unwrap();
+    let memory = directory.join("memory");
+    fs::write(&memory, "mem").unwrap();
+    let wanted = format!("{} has 3 bytes, not 6: the snapshot is damaged", memory.display());
+    assert_eq!(refused(restore(&f, &directory, "clone")), wanted);
+    fs::write(&memory, "memory").unwrap();
+    // Refused by the VMM.
+    let state = directory.join("state.json");
+    let kept = fs::read(&state).unwrap();
+    fs::write(&state, "newer".repeat(4) + "!").unwrap();
+    assert_eq!(
+        refused(restore(&f, &directory, "clone")),
+        "saved.state: version: 9 is unknown"
+    );
+    fs::write(&state, kept).unwrap();
+    // A link leads elsewhere.
+    let seed = directory.join("disk-seed.img");
+    fs::remove_file(&seed).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &seed).unwrap();
+    let text = refused(restore(&f, &directory, "clone"));
+    assert!(text.starts_with(&format!("{}: ", seed.display())), "{text}");
+    fs::remove_file(&seed).unwrap();
+    fs::write(&seed, [0; 2048]).unwrap();
+    // The base of an overlay.
+    fs::write(f.home().join("root.img"), [0; 4096]).unwrap();
+    let text = refused(restore(&f, &directory, "clone"));
+    assert!(
+        text.contains("volume \"root\": ") && text.contains("has changed since the snapshot"),
+        "{text}"
+    );
+    kill(&mut source);
+    f.is_clean(&source.pids());
+}
