@@ -26,6 +26,7 @@ mod foreground;
 mod host_notes;
 mod image_volumes;
 mod import_program;
+mod launch;
 mod live_vm;
 mod log_file;
 mod machine;

@@ -49,6 +49,24 @@ pub(crate) fn drop_unavailable(
     }
 }
 
+/// Checks that this process can set up the network of a VM that goes on from a snapshot: its guest has the devices.
+pub(crate) fn check_restored(plan: &VmPlan, netns: Option<&Path>) -> Result<(), Failure> {
+    let Some(nic) = plan.nics.first() else {
+        return Ok(());
+    };
+    check_privileges(netns.is_none()).map_err(|why| {
+        let hint = match &why {
+            PrivilegeError::Tun(_) => hint(&why),
+            _ => "run `husk restore` as root",
+        };
+        let name = &nic.name;
+        Failure::Runtime(format!(
+            "interface {name:?}: the guest has it, but it cannot be set up: {}; {hint}",
+            chain(&why)
+        ))
+    })
+}
+
 /// Warning about name servers that the guest cannot reach.
 fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
     let first = plan.nics.first()?;

@@ -50,11 +50,7 @@ pub(crate) fn change_lines(before: &Status, now: &Status) -> Vec<String> {
 }
 
 fn start_summary(status: &Status) -> String {
-    let paused = if status.paused {
-        ", paused before the first instruction"
-    } else {
-        ""
-    };
+    let paused = if status.paused { ", paused" } else { "" };
     let prepared = between(
         status,
         |timeline| timeline.monitor_started,
@@ -202,7 +198,7 @@ mod tests {
         };
         assert_eq!(
             change_lines(&Status::default(), &paused),
-            ["running after 42 ms, paused before the first instruction"]
+            ["running after 42 ms, paused"]
         );
     }
 

@@ -29,10 +29,12 @@ mod port_forward;
 mod removeinterface;
 mod removevolume;
 mod reset;
+mod restore;
 mod resume;
 mod rm;
 mod run;
 mod service;
+mod snapshot;
 mod soft_reboot;
 mod ssh;
 mod start;
@@ -63,6 +65,8 @@ pub(crate) enum Command {
     Resume(resume::Args),
     Reset(reset::Args),
     SoftReboot(soft_reboot::Args),
+    Snapshot(snapshot::Args),
+    Restore(restore::Args),
     Addvolume(addvolume::Args),
     Removevolume(removevolume::Args),
     Addinterface(addinterface::Args),
@@ -108,6 +112,8 @@ impl Command {
             Self::Resume(args) => resume::run(args),
             Self::Reset(args) => reset::run(args),
             Self::SoftReboot(args) => soft_reboot::run(args),
+            Self::Snapshot(args) => snapshot::run(args),
+            Self::Restore(args) => restore::run(args, verbose),
             Self::Addvolume(args) => addvolume::run(args),
             Self::Removevolume(args) => removevolume::run(args),
             Self::Addinterface(args) => addinterface::run(args),

@@ -1,27 +1,17 @@
 //! `husk run`.
 
 use std::collections::BTreeMap;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process;
-use std::time::Duration;
 
-use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
+use husk_monitor::launch::MonitorConfig;
 use husk_monitor::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
-use crate::console::{self, OnInputEof, SessionEnd};
-use crate::failure::{Failure, RUNTIME, chain, note, one_line};
-use crate::foreground::{Follower, Foreground};
+use crate::failure::{Failure, note};
 use crate::image_volumes::ImageVolumes;
+use crate::launch::{self, Follow};
 use crate::manifest::{self, Manifest};
-use crate::signals::{Signals, StopSignal};
-use crate::status::BOOT_FAILED;
-use crate::vm_ref::VmRef;
-use crate::{aborted_start, doctor, host_notes, live_vm, network, output, vm_ref};
-
-/// Maximum time for a connection to the monitor of a VM that was started.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::{doctor, host_notes, network, vm_ref};
 
 /// Start the VMs of a manifest
 ///
@@ -163,23 +153,17 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             snapshot: None,
         });
     }
-    live_vm::block_on(async {
-        let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let foreground = start(&names, configs, &mut signals, args.detach, verbose).await?;
-        match (foreground, names.as_slice()) {
-            (None, names) => names.iter().try_for_each(|vm| output::print(&format!("{vm}\n"))),
-            (Some(foreground), [vm]) if args.console => with_console(vm, foreground, &mut signals).await,
-            (Some(foreground), names) => {
-                for vm in names {
-                    eprintln!("{vm}: `husk console {vm}` opens its console, Ctrl-C shuts it down");
-                }
-                foreground.follow(&mut signals).await
-            }
-        }
-    })
+    let vms = names.into_iter().zip(configs).collect();
+    let follow = Follow {
+        command: "husk run",
+        detach: args.detach,
+        console: args.console,
+        verbose,
+    };
+    launch::run(vms, follow)
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(Failure::at(path.display().to_string()))
 }
 
@@ -277,160 +261,6 @@ fn metadata(vmi: &Vmi) -> serde_json::Value {
         "labels": vmi.labels,
         "annotations": vmi.annotations,
     })
-}
-
-/// Starts all VMs, or none if one fails, and follows them unless `detach` is set.
-async fn start(
-    names: &[VmRef],
-    configs: Vec<MonitorConfig>,
-    signals: &mut Signals,
-    detach: bool,
-    verbose: u8,
-) -> Result<Option<Foreground>, Failure> {
-    let mut foreground = Foreground::new();
-    for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
-        let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
-        let plural = if cpus == 1 { "" } else { "s" };
-        eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
-        let mut launch_task = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
-        let reaching = foreground.connect_follower(vm);
-        tokio::pin!(reaching);
-        let mut follower = None;
-        let launched = loop {
-            tokio::select! {
-                launched = &mut launch_task => break Ok(launched),
-                reached = &mut reaching, if follower.is_none() => follower = Some(reached),
-                () = show_preparation(&mut follower) => {}
-                asked = signals.next() => break Err(StartFailure::Signal(asked)),
-            }
-        };
-        if let Some(follower) = &mut follower {
-            follower.clear_preparation();
-        }
-        let launched = launched.and_then(|launched| match launched {
-            Ok(launched) => launched.map_err(|error| StartFailure::Failed(launch_failure(vm, &error))),
-            Err(panic) => Err(StartFailure::Failed(Failure::at(vm)(panic))),
-        });
-        if let Err(failure) = launched {
-            // A monitor waits for open status streams when it ends.
-            drop((follower, foreground));
-            let left = aborted_start::clean_up(&names[..=index]).await;
-            return Err(failure.report(&left));
-        }
-        if detach {
-            continue;
-        }
-        if follower.is_none() {
-            follower = tokio::time::timeout(CONNECT_TIMEOUT, reaching).await.ok();
-        }
-        match follower {
-            Some(follower) => foreground.add(follower).await,
-            None => {
-                return Err(Failure::Runtime(format!(
-                    "{vm} was started, but its monitor cannot be reached"
-                )));
-            }
-        }
-    }
-    Ok((!detach).then_some(foreground))
-}
-
-/// Shows the progress of the start, once the monitor is connected.
-async fn show_preparation(follower: &mut Option<Follower>) {
-    match follower {
-        Some(follower) => follower.show_preparation().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Command that runs this program as a monitor. `/proc/self/exe` is the running program even if its file was replaced.
-///
-/// Without `-v`, its log before the log file of the VM exists is discarded: errors are reported through the pipe.
-fn monitor_command(verbose: u8) -> process::Command {
-    let mut command = process::Command::new("/proc/self/exe");
-    command
-        .arg0("husk")
-        .arg("monitor")
-        .args(std::iter::repeat_n("-v", verbose.into()));
-    if verbose == 0 {
-        command.stderr(process::Stdio::null());
-    }
-    command
-}
-
-/// Reason why not all VMs were started.
-enum StartFailure {
-    /// A signal arrived before all VMs were running.
-    Signal(StopSignal),
-    /// A VM could not be started; the error is printed already.
-    Failed(Failure),
-}
-
-impl StartFailure {
-    /// Prints which of the started VMs could not be cleaned up.
-    fn report(self, left: &[VmRef]) -> Failure {
-        let names: Vec<_> = left.iter().map(ToString::to_string).collect();
-        let rest = match names.as_slice() {
-            [] => "all were stopped".to_owned(),
-            [name] => format!("{name} is still running: `husk rm --force {name}` ends it"),
-            names => {
-                let names = names.join(" ");
-                format!("{names} are still running: `husk rm --force {names}` ends them")
-            }
-        };
-        match self {
-            Self::Signal(asked) => {
-                eprintln!(
-                    "interrupted by {} before all VMs were running: {rest}",
-                    asked.name()
-                );
-                Failure::Ended(asked.status())
-            }
-            Self::Failed(failure) => {
-                if !left.is_empty() {
-                    eprintln!("{rest}");
-                }
-                failure
-            }
-        }
-    }
-}
-
-fn launch_failure(vm: &VmRef, error: &LaunchError) -> Failure {
-    eprintln!("error: {vm}: {}", launch_error_text(error));
-    Failure::Ended(match error {
-        LaunchError::Failed { reason, .. } if reason == "BootFailed" => BOOT_FAILED,
-        _ => RUNTIME,
-    })
-}
-
-fn launch_error_text(error: &LaunchError) -> String {
-    match error {
-        LaunchError::Failed { message, .. } => one_line(message),
-        LaunchError::Silent => format!("{}: `husk run -v` may show the reason", chain(error)),
-        error => chain(error),
-    }
-}
-
-/// Connects the terminal to the console until the VM ends or the user detaches.
-async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Signals) -> Result<(), Failure> {
-    let Some(mut client) = foreground.client() else {
-        return Ok(());
-    };
-    match console::attach(vm, &mut client, OnInputEof::Watch, signals.next()).await {
-        Ok(Ok(SessionEnd::Detached)) => {
-            eprintln!("\n{vm} keeps running: `husk console {vm}` reconnects, `husk stop {vm}` stops it");
-            return Ok(());
-        }
-        Ok(Ok(SessionEnd::TakenOver)) => {
-            eprintln!("\n{vm}: another session took over the console; Ctrl-C shuts the VM down");
-        }
-        Ok(Ok(SessionEnd::VmEnded | SessionEnd::Lost(_))) => eprintln!(),
-        Ok(Err(asked)) => foreground.handle_signal(asked)?,
-        // The VM may have ended already; the follower reports how.
-        Err(failure) => drop(failure.report()),
-    }
-    foreground.follow(signals).await
 }
 
 pub(super) fn volume(text: &str) -> Result<(String, PathBuf), String> {

@@ -30,7 +30,7 @@ pub enum SnapshotError {
     Incomplete(PathBuf),
     /// snapshot.json has another version.
     #[error(
-        "{}/snapshot.json: version: {version} is unknown, this Husk reads version {}: use the version that made it",
+        "{}/snapshot.json: version {version} is unknown, this Husk reads version {}: use the Husk that made it",
         directory.display(),
         super::VERSION
     )]
@@ -60,7 +60,7 @@ pub enum SnapshotError {
     },
     /// The VM that it was made of has gone on.
     #[error(
-        "{}: the VM has gone on after this snapshot and may have written to volume {volume:?}, which is not in it: make \
+        "{}: the VM was resumed after this snapshot and may have written to volume {volume:?}, which is not in it: make \
          another snapshot",
         directory.display()
     )]

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use husk_vmi::VmPlan;
+use husk_vmi::{DiskSource, NicBinding, VmPlan};
 use husk_volumes::{BlockSizes, FileIdentity, ImageFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -140,13 +140,43 @@ impl Snapshot {
     pub fn written_copies(&self) -> Vec<&str> {
         let disks = self.plan.disks.iter().zip(&self.disks);
         let copies = disks.filter(|(plan, saved)| {
-            let on_host = matches!(
-                plan.source,
-                husk_vmi::DiskSource::File(_) | husk_vmi::DiskSource::HostDisk { .. }
-            );
+            let on_host = matches!(plan.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
             on_host && !plan.read_only && matches!(saved.content, DiskContent::Held { base: None, .. })
         });
         copies.map(|(plan, _)| plan.name.as_str()).collect()
+    }
+
+    /// The plan of a VM of this name that goes on from the snapshot.
+    ///
+    /// # Errors
+    /// A clone would take the address of the VM.
+    pub fn plan_for(&self, namespace: &str, name: &str) -> Result<VmPlan, SnapshotError> {
+        let mut plan = self.plan.clone();
+        if (namespace, name) != (&*plan.namespace, &*plan.name) {
+            let mut nics = plan.nics.iter();
+            if let Some(nic) = nics.find(|nic| nic.binding == NicBinding::Bridge) {
+                let reason = format!(
+                    "with the binding `bridge` the guest keeps its MAC and IP addresses, which are those of {}/{}: leave \
+                     out --name, or use `masquerade` in the manifest",
+                    plan.namespace, plan.name
+                );
+                return Err(SnapshotError::interface(&nic.name, reason));
+            }
+        }
+        namespace.clone_into(&mut plan.namespace);
+        name.clone_into(&mut plan.name);
+        Ok(plan)
+    }
+
+    /// The metadata of the manifest, of a VM of this name.
+    #[must_use]
+    pub fn metadata_for(&self, namespace: &str, name: &str) -> Value {
+        let mut vmi = self.vmi.clone();
+        if let Some(fields) = vmi.as_object_mut() {
+            fields.insert("namespace".into(), namespace.into());
+            fields.insert("name".into(), name.into());
+        }
+        vmi
     }
 
     /// Refuses a snapshot that can be restored once, and was, or whose source has gone on.

@@ -266,7 +266,7 @@ pub fn snapshot_with_a_disk_outside_is_for_a_vm_that_stays() {
     f.wait(source.client.resume(ResumeRequest {})).unwrap();
     paused(&mut source, false);
     let text = refused(restore(&f, &moved, "clone"));
-    let wanted = format!("{}: the VM has gone on after this snapshot", moved.display());
+    let wanted = format!("{}: the VM was resumed after this snapshot", moved.display());
     assert!(text.starts_with(&wanted) && text.contains("\"data\""), "{text}");
 
     // The power button lets a paused VM go on too.
@@ -279,7 +279,7 @@ pub fn snapshot_with_a_disk_outside_is_for_a_vm_that_stays() {
             .unwrap();
     });
     let text = refused(restore(&f, &second, "demo"));
-    assert!(text.contains("the VM has gone on after this snapshot"), "{text}");
+    assert!(text.contains("the VM was resumed after this snapshot"), "{text}");
     f.is_clean(&source.pids());
 }
 

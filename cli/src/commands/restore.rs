@@ -1,0 +1,131 @@
+//! `husk restore`.
+
+use std::path::PathBuf;
+
+use husk_monitor::launch::MonitorConfig;
+use husk_monitor::snapshot::{self, Snapshot};
+use husk_monitor::state::RuntimeDir;
+use husk_vmi::VmPlan;
+
+use super::run::absolute;
+use crate::failure::{Failure, note};
+use crate::launch::{self, Follow};
+use crate::vm_ref::VmRef;
+use crate::{doctor, network};
+
+/// Start a VM that goes on from a snapshot
+///
+/// DIR is what `husk snapshot` made. The VM has the memory, the disks and the addresses of the VM that was saved, and its
+/// guest goes on where it was. A snapshot can be restored any number of times, also at once under different names, unless
+/// a volume that the guest writes to is not in it: then once, and not if the VM has gone on.
+///
+/// What the VM writes to disks that travel in the snapshot goes to copies, which are lost when it ends, also for
+/// persistentVolumeClaims, dataVolumes and hostDisks.
+///
+/// Runs in the foreground until the VM has ended, as `husk run` does.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status: that of `husk run`, see `husk run --help`.
+
+Examples:
+  husk restore /var/tmp/demo-1
+  husk restore /var/tmp/demo-1 --name demo-copy --detach
+  husk restore /var/tmp/demo-1 --paused --console")]
+pub(crate) struct Args {
+    /// The directory of the snapshot
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    directory: PathBuf,
+
+    /// Name of the VM, for a clone: NAME or NAMESPACE/NAME; without it, that of the VM that was saved
+    ///
+    /// A clone has the machine ID, the SSH host keys, the MAC and the host name of the VM, and its TLS sessions. With the
+    /// binding `masquerade` it has an outer address of its own; with `bridge` it is refused.
+    #[arg(long, value_name = "NAME")]
+    name: Option<VmRef>,
+
+    /// Leave the VM paused; `husk resume` lets it go on
+    #[arg(long)]
+    paused: bool,
+
+    /// Run the VM in the background and print its name
+    #[arg(short, long, conflicts_with = "console")]
+    detach: bool,
+
+    /// Connect this terminal to the serial console of the VM; ^] detaches
+    #[arg(short, long)]
+    console: bool,
+
+    /// Network namespace to attach the VM to, as for `husk run`; requires root
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    netns: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
+    let directory = absolute(&args.directory)?;
+    let netns = args.netns.as_deref().map(absolute).transpose()?;
+    let snapshot = snapshot::read(&directory)?;
+    snapshot.check_restorable(&directory)?;
+    let vm = match &args.name {
+        Some(name) => name.clone(),
+        None => own_name(&snapshot.plan)?,
+    };
+    let plan = VmPlan {
+        start_paused: args.paused,
+        ..snapshot.plan_for(&vm.namespace, &vm.name)?
+    };
+    if args.console && !plan.serial_console {
+        return Err(Failure::Usage("--console: the VM has no serial console".into()));
+    }
+    if let Some(obstacle) = doctor::obstacle() {
+        return Err(Failure::Runtime(obstacle));
+    }
+    network::check_restored(&plan, netns.as_deref())?;
+    let runtime_dir = RuntimeDir::locate()?;
+    runtime_dir.prepare()?;
+    match &netns {
+        Some(netns) => runtime_dir.remove_abandoned_for(netns)?,
+        None => runtime_dir.remove_abandoned()?,
+    };
+    if runtime_dir.find(&vm.namespace, &vm.name).is_ok() {
+        return Err(Failure::Runtime(format!(
+            "{vm} is running already: `--name NAME` gives the VM another name"
+        )));
+    }
+    notes(&snapshot);
+    let config = MonitorConfig {
+        runtime_dir: runtime_dir.path().into(),
+        plan,
+        netns,
+        vmi: snapshot.metadata_for(&vm.namespace, &vm.name),
+        snapshot: Some(directory),
+    };
+    let follow = Follow {
+        command: "husk restore",
+        detach: args.detach,
+        console: args.console,
+        verbose,
+    };
+    launch::run(vec![(vm, config)], follow)
+}
+
+/// The name of the VM that was saved.
+fn own_name(plan: &VmPlan) -> Result<VmRef, Failure> {
+    let name = format!("{}/{}", plan.namespace, plan.name);
+    name.parse().map_err(|_| {
+        let text = format!("{name:?} in snapshot.json is not a name of a VM: name one with --name");
+        Failure::Runtime(text)
+    })
+}
+
+fn notes(snapshot: &Snapshot) {
+    for volume in snapshot.written_copies() {
+        note(&format!(
+            "volume {volume:?}: the VM writes to a copy of the image, which is lost when it ends"
+        ));
+    }
+    for volume in snapshot.written_outside() {
+        note(&format!(
+            "volume {volume:?}: it is not in the snapshot, which cannot be restored again"
+        ));
+    }
+}
