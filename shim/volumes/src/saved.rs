@@ -20,7 +20,7 @@ use super::image_format::ImageFormat;
 use super::open_disk::{BackingImage, DiskImage, OpenDisk};
 use super::path_policy::PathPolicy;
 use super::scratch::ScratchDir;
-use super::{UnpackProgress, Volumes, access, open_disk, with_boot_files};
+use super::{MIB, UnpackProgress, Volumes, access, open_disk, with_boot_files};
 
 /// A disk of a snapshot.
 #[derive(Debug)]
@@ -223,7 +223,10 @@ fn copied(
 ) -> Result<OwnedFd, VolumeFault> {
     let file = scratch.file()?;
     let copied = copy_image(&image.file, &file, &mut |done, total| {
-        progress(done, total);
+        // Little data is copied in an instant.
+        if total >= MIB {
+            progress(done, total);
+        }
         Ok(())
     });
     copied.map_err(|source| VolumeFault::Copy {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::StartMode;
-use crate::snapshot::{KeptDisk, OpenSnapshot, SnapshotError};
+use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
 
@@ -117,6 +117,7 @@ pub(super) async fn start(
         kept: kept(&plan, &volumes),
         plugged: saved.as_ref().map(OpenSnapshot::plugged).unwrap_or_default(),
     };
+    let directory = saved.as_ref().map(|saved| saved.dir.path().to_owned());
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
     publisher.vmm_started();
     let prepared = PreparedConfig::new(&plan, volumes, nics, devices, sockets);
@@ -124,7 +125,10 @@ pub(super) async fn start(
         Ok(events) => Ok(StartedVm { vmm, events, disks }),
         Err(failure) => match failure.volume_error(&paths) {
             Some(error) => Err(error.into()),
-            None => Err(failure.into_start_error(&mut vmm, &program).await),
+            None => Err(failure
+                .naming_files(directory.as_deref())
+                .into_start_error(&mut vmm, &program)
+                .await),
         },
     }
 }
@@ -281,6 +285,19 @@ impl VmmFailure {
         Some(VolumeError::refused(&disk, path, &reason))
     }
 
+    /// Names the files of the snapshot in this directory, which the VMM knows only by descriptor.
+    fn naming_files(self, directory: Option<&Path>) -> VmmFailure {
+        match (self, directory) {
+            (VmmFailure::Call("StartFailed", status), Some(directory))
+                if !status.message().starts_with("config.") =>
+            {
+                let message = saved_file_fault(status.message(), directory);
+                VmmFailure::Call("StartFailed", Status::new(status.code(), message))
+            }
+            (failure, _) => failure,
+        }
+    }
+
     /// Converts the failure. The cause is in the answer of the VMM, or in the exit status of one that died.
     async fn into_start_error(self, vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
         let (reason, status) = match self {
@@ -331,6 +348,18 @@ async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
         reason: if killed { "VmmDied" } else { "VmmFailed" },
         message: format!("{program} {what}{}", program.hint()),
         exit: ExitReason::Error,
+    }
+}
+
+/// Names the file of a snapshot in an error of the VMM about it.
+fn saved_file_fault(message: &str, directory: &Path) -> String {
+    let directory = directory.display();
+    match message.strip_prefix("saved.memory: ") {
+        Some(fault) => format!("{directory}/{MEMORY}: {fault}"),
+        None => {
+            let fault = message.strip_prefix("saved.state: ").unwrap_or(message);
+            format!("{directory}/{STATE}: {fault}")
+        }
     }
 }
 

@@ -480,7 +480,7 @@ pub fn damaged_snapshot_is_refused() {
     fs::write(&state, "newer".repeat(4) + "!").unwrap();
     assert_eq!(
         refused(restore(&f, &directory, "clone")),
-        "saved.state: version: 9 is unknown"
+        format!("{}: version: 9 is unknown", state.display())
     );
     fs::write(&state, kept).unwrap();
     // A link leads elsewhere.

@@ -237,8 +237,9 @@ impl SnapshotJob {
             state: Some(tokens[0].into()),
             memory: Some(tokens[1].into()),
         };
-        let mut steps = self.vmm.client.save(request).await?.into_inner();
-        while let Some(step) = steps.message().await? {
+        let steps = self.vmm.client.save(request).await;
+        let mut steps = steps.map_err(|status| self.save_error(status))?.into_inner();
+        while let Some(step) = steps.message().await.map_err(|status| self.save_error(status))? {
             let step = SnapshotStep {
                 name: "memory".to_owned(),
                 done_bytes: step.done_bytes,
@@ -248,6 +249,20 @@ impl SnapshotJob {
             let _ = self.progress.try_send(Ok(of(Progress::Step(step))));
         }
         Ok(())
+    }
+
+    /// An error of the VMM. It knows the files only by descriptor.
+    fn save_error(&self, status: tonic::Status) -> VmError {
+        let message = status.message();
+        let mut named = [("state: ", STATE), ("memory: ", MEMORY)].into_iter();
+        let fault = named.find_map(|(prefix, name)| Some((message.strip_prefix(prefix)?, name)));
+        match fault {
+            Some((fault, name)) => {
+                let path = self.order.directory.join(name);
+                VmError::wrong_state(format!("{}: {fault}", path.display()))
+            }
+            None => status.into(),
+        }
     }
 
     /// Copies the images.
