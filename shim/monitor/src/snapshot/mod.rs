@@ -37,3 +37,6 @@ use std::path::Path;
 pub fn read(directory: &Path) -> Result<Snapshot, SnapshotError> {
     SnapshotDir::open(directory)?.read()
 }
+
+#[cfg(test)]
+mod tests;
