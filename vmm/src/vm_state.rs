@@ -1,8 +1,8 @@
 //! State of KVM that belongs to the whole VM: interrupt controllers and clock. There is no PIT.
 
 use kvm_bindings::{
-    KVM_CLOCK_REALTIME, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data,
-    kvm_irqchip, kvm_irqchip__bindgen_ty_1,
+    KVM_CLOCK_HOST_TSC, KVM_CLOCK_REALTIME, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip, kvm_irqchip__bindgen_ty_1,
 };
 use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,20 @@ impl SavedIrqchips {
     }
 }
 
+/// A moment after kvmclock was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockMoment {
+    /// Time since then, in nanoseconds.
+    pub elapsed: u64,
+    /// The host's TSC.
+    pub host_tsc: u64,
+}
+
+/// The host's TSC when KVM read its clock. None before Linux 5.16, and if the host's clock source is not its TSC.
+fn host_tsc(clock: &kvm_clock_data) -> Option<u64> {
+    (clock.flags & KVM_CLOCK_HOST_TSC != 0).then_some(clock.host_tsc)
+}
+
 /// kvmclock and TSCs of a machine whose vCPUs are out of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,9 +89,13 @@ pub struct SavedClock {
 }
 
 impl SavedClock {
-    /// Reads kvmclock, and adds the TSCs that the vCPUs had at the pause.
-    pub fn capture(vm: &VmFd, tscs: Vec<SavedTsc>) -> Result<Self, KvmError> {
+    /// Reads kvmclock, and adds the TSCs that the vCPUs had at the pause, as they are at the same moment. Otherwise the
+    /// guest's clocks would differ by the time between the two, which may be long on a busy host.
+    pub fn capture(vm: &VmFd, mut tscs: Vec<SavedTsc>) -> Result<Self, KvmError> {
         let clock = vm.get_clock().map_err(failed("read clock"))?;
+        if let Some(host) = host_tsc(&clock) {
+            tscs.iter_mut().for_each(|tsc| *tsc = tsc.at(host));
+        }
         Ok(Self {
             kvmclock: clock.clock,
             realtime: (clock.flags & KVM_CLOCK_REALTIME != 0).then_some(clock.realtime),
@@ -85,12 +103,18 @@ impl SavedClock {
         })
     }
 
-    /// Sets kvmclock to its saved value. The time in between does not pass for it. [`crate::vcpu::set_tscs`] sets the TSCs.
-    pub fn restore(&self, vm: &VmFd) -> Result<(), KvmError> {
+    /// Sets kvmclock to its saved value. The time in between does not pass for it. Returns a moment after that, if the
+    /// host's clock source is its TSC. [`crate::vcpu::set_tscs`] sets the TSCs.
+    pub fn restore(&self, vm: &VmFd) -> Result<Option<ClockMoment>, KvmError> {
         let clock = kvm_clock_data {
             clock: self.kvmclock,
             ..Default::default()
         };
-        vm.set_clock(&clock).map_err(failed("set clock"))
+        vm.set_clock(&clock).map_err(failed("set clock"))?;
+        let now = vm.get_clock().map_err(failed("read clock"))?;
+        Ok(host_tsc(&now).map(|host_tsc| ClockMoment {
+            elapsed: now.clock.saturating_sub(self.kvmclock),
+            host_tsc,
+        }))
     }
 }

@@ -267,8 +267,8 @@ impl Machine {
     /// Runs the vCPUs, from where they were paused or from the entry point.
     pub fn run(&mut self) -> Result<(), MachineError> {
         if let Some(clock) = &self.stopped_clock {
-            clock.restore(&self.vm)?;
-            vcpu::set_tscs(&self.vcpus, &clock.tscs)?;
+            let since = clock.restore(&self.vm)?;
+            vcpu::set_tscs(&self.vcpus, &clock.tscs, since)?;
             self.stopped_clock = None;
         }
         self.devices.components.resume();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::state::tsc::{self, SavedTsc, TscTarget};
 use super::{Vcpu, VcpuError};
 use crate::kvm::KvmError;
+use crate::vm_state::ClockMoment;
 
 /// Pauses every vCPU and waits until all are out of the guest, for `timeout` at most. Returns their TSCs.
 ///
@@ -33,14 +34,21 @@ pub fn resume_all(vcpus: &[Vcpu]) {
 }
 
 /// Sets the TSCs of paused vCPUs to those that they had at a pause: they go on from the latest value, with the
-/// differences that the guest made between them.
-pub fn set_tscs(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), VcpuError> {
+/// differences that the guest made between them. At the moment `since`, kvmclock had gone on for some time.
+pub fn set_tscs(vcpus: &[Vcpu], saved: &[SavedTsc], since: Option<ClockMoment>) -> Result<(), VcpuError> {
     let (Some(value), [first, others @ ..], [first_saved, others_saved @ ..]) =
         (tsc::latest(saved), vcpus, saved)
     else {
         return Ok(());
     };
-    let offset = first.set_tsc(TscTarget::Value(value))?;
+    let target = match since {
+        Some(ClockMoment { elapsed, host_tsc }) => TscTarget::At {
+            value: value.wrapping_add(first_saved.cycles_in(elapsed)),
+            host: host_tsc,
+        },
+        None => TscTarget::Value(value),
+    };
+    let offset = first.set_tsc(target)?;
     for (vcpu, saved) in others.iter().zip(others_saved) {
         vcpu.set_tsc(tsc::beside(*first_saved, (value, offset), *saved))?;
     }

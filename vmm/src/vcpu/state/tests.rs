@@ -151,6 +151,23 @@ fn tscs_go_on_from_the_latest_and_keep_their_differences() {
     assert_eq!(tsc::latest(&[]), None);
 }
 
+#[test]
+fn a_tsc_is_read_at_the_moment_of_another_clock_unless_kvm_scales_it() {
+    let read = SavedTsc {
+        khz: 1000,
+        value: 150,
+        offset: Some(100),
+    };
+    assert_eq!(read.at(57), SavedTsc { value: 157, ..read });
+    // A host's TSC that the value and the offset cannot come from.
+    assert_eq!(read.at(1 << 40), read);
+    assert_eq!(read.at(49), read);
+    let unknown = SavedTsc { offset: None, ..read };
+    assert_eq!(unknown.at(57), unknown);
+    assert_eq!(read.cycles_in(3_000_500), 3000);
+    assert_eq!(read.cycles_in(u64::MAX), u64::MAX / 1000);
+}
+
 proptest! {
     #[test]
     fn foreign_tscs_never_panic(tscs in prop::collection::vec(any::<(u64, Option<u64>)>(), 0..5), now: Option<u64>) {

@@ -35,8 +35,47 @@ pub struct SavedTsc {
 pub enum TscTarget {
     /// A value at the time of the call.
     Value(u64),
+    /// A value at the moment, seconds ago at most, when the host's TSC was `host`.
+    At {
+        /// The guest's TSC.
+        value: u64,
+        /// The host's TSC.
+        host: u64,
+    },
     /// An offset to the host's TSC.
     Offset(u64),
+}
+
+/// Longest time between a moment and the reading that belongs to it, in milliseconds.
+const SOON: u64 = 60_000;
+
+impl SavedTsc {
+    /// The host's TSC when this one was read, if KVM only adds the offset and does not scale.
+    fn host(&self) -> Option<u64> {
+        Some(self.value.wrapping_sub(self.offset?))
+    }
+
+    /// Cycles between two values of the host's TSC that are less than [`SOON`] apart. Others belong to a TSC that KVM
+    /// scales.
+    fn cycles(&self, from: u64, to: u64) -> Option<u64> {
+        let cycles = to.wrapping_sub(from);
+        (cycles < u64::from(self.khz).saturating_mul(SOON)).then_some(cycles)
+    }
+
+    /// This TSC at a later moment, when the host's TSC is `host`. It stays as it was read if KVM scales it.
+    pub fn at(self, host: u64) -> Self {
+        let cycles = self.host().and_then(|read| self.cycles(read, host));
+        Self {
+            value: self.value.wrapping_add(cycles.unwrap_or(0)),
+            ..self
+        }
+    }
+
+    /// Cycles of this TSC in a time in nanoseconds.
+    pub fn cycles_in(&self, nanoseconds: u64) -> u64 {
+        let cycles = u128::from(nanoseconds) * u128::from(self.khz) / 1_000_000;
+        u64::try_from(cycles).unwrap_or(0)
+    }
 }
 
 fn attribute(value: *mut u64) -> kvm_device_attr {
@@ -97,6 +136,13 @@ pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> 
     let deadline = msrs::read_one(vcpu, msrs::TSC_DEADLINE)?;
     match target {
         TscTarget::Value(value) => write_value(vcpu, value)?,
+        TscTarget::At { value, host } => {
+            let now = read(vcpu)?;
+            match now.host().and_then(|read| now.cycles(host, read)) {
+                Some(_) => set_offset(vcpu, value.wrapping_sub(host))?,
+                None => write_value(vcpu, value)?,
+            }
+        }
         TscTarget::Offset(value) => set_offset(vcpu, value)?,
     }
     if let Some(value) = deadline.filter(|value| *value != 0) {

@@ -66,8 +66,8 @@ fn try_restore(text: &str, source: &TestVm) -> Result<(TestVm, SavedClock), Box<
 }
 
 fn resume(vm: &TestVm, clock: &SavedClock) {
-    clock.restore(&vm.vm).unwrap();
-    vcpu::set_tscs(&vm.vcpus, &clock.tscs).unwrap();
+    let since = clock.restore(&vm.vm).unwrap();
+    vcpu::set_tscs(&vm.vcpus, &clock.tscs, since).unwrap();
     vm.run();
 }
 
