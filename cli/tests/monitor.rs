@@ -119,6 +119,33 @@ fn pause_and_resume_reach_the_vm() {
 }
 
 #[test]
+fn snapshot_shows_its_steps_and_what_does_not_travel() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let said = "demo: saving memory (64.00 MiB)\n\
+                demo: saved in /snap; the VM is paused, `husk resume demo` lets it go on\n\
+                note: volume \"data\" is not in the snapshot, which can be restored once, and not after demo has gone on\n";
+    assert_eq!(
+        told(&output(root.path(), &["snapshot", "demo", "/snap"])),
+        (0, "".into(), said.into())
+    );
+    assert_eq!(
+        told(&output(root.path(), &["snapshot", "demo", "/snap", "--resume"])),
+        (
+            1,
+            "".into(),
+            "error: volume \"data\": /data.img cannot travel\n".into()
+        )
+    );
+    let (code, _, stderr) = told(&output(root.path(), &["snapshot", "demo", "/interrupted"]));
+    assert_eq!(code, 1);
+    assert!(
+        stderr.ends_with("error: the VM ended before it was saved\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn volumes_are_added_and_removed() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");

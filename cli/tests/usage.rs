@@ -43,6 +43,11 @@ fn usage_errors_are_status_2() {
         &["vsock", "demo"],
         &["vsock", "demo", "ssh"],
         &["vsock", "demo", "4294967295"],
+        &["snapshot", "demo"],
+        &["snapshot", "../x", "dir"],
+        &["restore"],
+        &["restore", "dir", "--name", "A"],
+        &["restore", "dir", "--detach", "--console"],
         &["addinterface", "demo"],
         &["link", "demo", "default", "sideways"],
     ] {
@@ -344,6 +349,7 @@ fn without_vms_lists_are_empty_and_names_not_found() {
         &["inspect"],
         &["ssh"],
         &["port-forward", "8080:80"],
+        &["snapshot", "dir"],
         &["addinterface", "blue"],
         &["removeinterface", "blue"],
         &["link", "blue", "up"],
@@ -356,6 +362,32 @@ fn without_vms_lists_are_empty_and_names_not_found() {
             "{command:?}"
         );
     }
+}
+
+#[test]
+fn what_is_no_complete_snapshot_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let runtime = root.path().join("husk");
+    let snap = root.path().join("snap");
+    let shown = snap.display();
+    let restore = || told(&output(&runtime, &["restore", snap.to_str().unwrap()]));
+    let refused = |reason: &str| (1, String::new(), format!("error: {shown}{reason}\n"));
+    assert_eq!(restore(), refused(": No such file or directory"));
+    std::fs::create_dir(&snap).unwrap();
+    assert_eq!(restore(), refused(" is not a snapshot: it has no snapshot.json"));
+    std::fs::write(snap.join("memory"), "").unwrap();
+    assert_eq!(
+        restore(),
+        refused(" is not a complete snapshot: it was interrupted; remove it")
+    );
+    std::fs::write(snap.join("snapshot.json"), "{\"version\": 99}").unwrap();
+    let (code, stdout, stderr) = restore();
+    assert_eq!((code, stdout.as_str(), stderr.lines().count()), (1, "", 1));
+    assert!(
+        stderr.contains("/snapshot.json: version 99 is unknown"),
+        "{stderr}"
+    );
+    assert!(!runtime.exists());
 }
 
 #[test]
