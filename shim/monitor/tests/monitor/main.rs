@@ -140,6 +140,12 @@ fn run() -> ExitCode {
     ]);
     trials.extend(trials![
         no_network,
+        snapshots:
+        interfaces_keep_their_addresses,
+        plugged_interface_is_refused,
+    ]);
+    trials.extend(trials![
+        no_network,
         networks:
         pod_network_is_prepared_and_restored,
         failed_start_restores_the_network,

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::fixture::{Fixture, Vm, alive, eventually, signal};
 use super::networks::{masquerade, refusal, taps, with_nic};
 
-fn machine() -> Netns {
+pub fn machine() -> Netns {
     let netns = Netns::create().unwrap();
     ip(&netns, "link set lo up");
     netns
