@@ -108,7 +108,17 @@ impl VirtioFunction {
         self.paused = paused;
         self.reconcile();
         if !paused && std::mem::take(&mut self.restored) && self.interrupt.has(status::DRIVER_OK) {
-            self.interrupt.signal_config();
+            self.interrupt_all();
+        }
+    }
+
+    /// Interrupts the driver for its configuration and for each queue. The configuration may have changed since the
+    /// save. A queue's interrupt may have been on its way then: KVM delivers some by a work queue of the host's kernel,
+    /// and the saved local APIC lacks them. Drivers ignore those that tell them nothing.
+    fn interrupt_all(&self) {
+        self.interrupt.signal_config();
+        for ring in self.common.rings() {
+            self.interrupt.signal_queue(ring.index);
         }
     }
 
