@@ -37,6 +37,7 @@ mod registry;
 mod resize;
 mod scsi;
 mod shim;
+mod snapshot;
 mod soak;
 mod stop;
 mod sync;
@@ -75,6 +76,8 @@ pub const DEFAULT: &[Case] = &[
     balloon::CASE,
     reboot::CASE,
     pause::CASE,
+    snapshot::CASE,
+    snapshot::NETWORK,
     guest_agent::CASE,
     vsock::CASE,
     vhost_vsock::CASE,
@@ -173,6 +176,8 @@ pub const LONG: &[Case] = &[
     network::soak::PROCESS,
     shim::killed::HUNDRED,
     power_cut_stores::CASE,
+    snapshot::ROUNDS,
+    snapshot::KILLS,
 ];
 
 /// Cases with programs that are built from Go modules.

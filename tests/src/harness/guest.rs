@@ -62,6 +62,11 @@ impl<'v> Shell<'v> {
         Ok(shell)
     }
 
+    /// The shell of a restored guest, as [`Shell::small`] left it before the snapshot.
+    pub fn going_on(console: &'v Session) -> Result<Self> {
+        Self::settle(console)
+    }
+
     fn settle(console: &'v Session) -> Result<Self> {
         // The guest assembles the word, so that the echo of this line does not match.
         console.send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;

@@ -9,6 +9,7 @@ use super::program::Session;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,24 @@ impl<'s> Vm<'s> {
         Ok(vm)
     }
 
+    /// Restores the snapshot in `dir` as the VM called `name`, and waits until it runs.
+    pub fn restore(ctx: &'s TestContext, dir: &Path, name: &str) -> Result<Self> {
+        Self::restore_with(ctx, dir, name, &[])
+    }
+
+    /// The same with more arguments of `husk restore`.
+    pub fn restore_with(ctx: &'s TestContext, dir: &Path, name: &str, more: &[&str]) -> Result<Self> {
+        let dir = dir.display().to_string();
+        let words = [&["restore", &dir, "--name", name], more].concat();
+        Self::start_as(ctx, name, ctx.husk(&words))
+    }
+
     fn start_by(ctx: &'s TestContext, manifest: &Manifest, command: Command) -> Result<Self> {
-        let name = manifest.name().to_owned();
+        Self::start_as(ctx, manifest.name(), command)
+    }
+
+    fn start_as(ctx: &'s TestContext, name: &str, command: Command) -> Result<Self> {
+        let name = name.to_owned();
         let run = Session::piped(command, &ctx.log(&format!("{name}.run.log")))?;
         run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
             .with_context(|| format!("{name} does not run"))?;

@@ -1,0 +1,72 @@
+//! The network over a snapshot: a stream goes on, as does a connection whose peer waited until the guest was restored.
+
+use super::{SAVE, text};
+use crate::cases::network::guest::{self, STREAM, pings, ready};
+use crate::harness::context::TestContext;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::Node;
+use crate::harness::program::Session;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, flow};
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::time::Duration;
+
+pub const NETWORK: Case = Case {
+    name: "snapshot-network",
+    about: "a TCP stream goes on over a snapshot, and a connection whose peer waits goes on over a restore in the same pod",
+    limit: Duration::from_secs(600),
+    run,
+};
+
+/// A port of the guest that echoes.
+const ECHO: u16 = 7002;
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, 1450)?;
+    let pod = node.pod(8)?;
+    let manifest = Manifest::new("connected")
+        .cpu(1, 2, 1)
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path())
+        .small(&guest::image(ctx)?, "net,shell");
+    let source = Vm::start(ctx, &manifest)?;
+    let (shell, _) = ready(&source)?;
+    shell.ok(&format!("nc -l -p {ECHO} -e /bin/cat >/dev/null 2>&1 & sleep 1"))?;
+    let address = pod.address();
+    let mut socat = node.netns.command("socat");
+    socat.args(["-", &format!("TCP:{address}:{ECHO}")]);
+    let connection = Session::piped(socat, &ctx.log("connection.log"))?;
+    echoes(&connection, "before")?;
+
+    let (first, second) = (ctx.path("first"), ctx.path("second"));
+    ctx.part("a stream", || {
+        let words = format!("both {address}:{} 40000000", flow::PORT);
+        let stream = flow::begin(ctx, &node.netns, &words)?;
+        let snapshot = ["snapshot", "connected", &text(&first), "--resume"];
+        ctx.finish(ctx.husk(&snapshot), SAVE)?.ok()?;
+        stream.wait(STREAM)?.ok().context("the stream")?;
+        echoes(&connection, "resumed")
+    });
+    ctx.part("a peer that waits", || {
+        ctx.finish(ctx.husk(&["snapshot", "connected", &text(&second)]), SAVE)?
+            .ok()?;
+        source.discard()?;
+        let netns = text(&pod.netns.path());
+        let restored = Vm::restore_with(ctx, &second, "connected", &["--netns", &netns])?;
+        echoes(&connection, "restored")?;
+        let shell = Shell::going_on(restored.console())?;
+        pings(&shell, Node::ADDRESS)?;
+        let words = format!("both {address}:{} 2000000", flow::PORT);
+        flow::request(ctx, &node.netns, &words, STREAM)?;
+        restored.discard()
+    });
+    Ok(())
+}
+
+fn echoes(connection: &Session, word: &str) -> Result<()> {
+    connection.send(&format!("{word}\n"))?;
+    connection.expect(&format!("{word}\n"), PATIENCE)?;
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Snapshots that are cut off, damaged or of another version.
+
+use super::{SAVE, text};
+use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::manifest::Manifest;
+use crate::harness::vm::Vm;
+use crate::harness::{PATIENCE, images};
+use anyhow::Result;
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A copy of a snapshot, with a file changed.
+fn changed(
+    ctx: &TestContext,
+    from: &Path,
+    name: &str,
+    change: impl FnOnce(&Path) -> Result<()>,
+) -> Result<String> {
+    let to = ctx.path(name);
+    let mut copy = Command::new("cp");
+    copy.args(["-a", "--sparse=always"]).arg(from).arg(&to);
+    ctx.finish(copy, PATIENCE)?.ok()?;
+    change(&to)?;
+    Ok(text(&to))
+}
+
+pub fn run(ctx: &TestContext) -> Result<()> {
+    let manifest = Manifest::new("plain").small(&images::small("6.12")?, "shell");
+    let vm = Vm::start(ctx, &manifest)?;
+    vm.expect("# $")?;
+    let whole = ctx.path("whole");
+    ctx.finish(ctx.husk(&["snapshot", "plain", &text(&whole)]), SAVE)?
+        .ok()?;
+    let again = ctx.run(&["snapshot", "plain", &text(&whole)])?.fails(1)?;
+    expect_contains(&again, &[&text(&whole), "empty"])?;
+    let running = ctx.run(&["restore", &text(&whole)])?.fails(1)?;
+    expect_contains(&running, &["plain"])?;
+    vm.discard()?;
+
+    let restore = |dir: &str, words: &[&str]| -> Result<()> {
+        let answer = ctx.finish(ctx.husk(&["restore", dir]), PATIENCE)?.fails(1)?;
+        expect_contains(&answer, words)?;
+        ctx.nothing_left(Duration::from_secs(10))
+    };
+    let half = changed(ctx, &whole, "half", |dir| {
+        Ok(std::fs::remove_file(dir.join("snapshot.json"))?)
+    })?;
+    restore(&half, &["not a complete snapshot"])?;
+    let short = changed(ctx, &whole, "short", |dir| {
+        let memory = OpenOptions::new().write(true).open(dir.join("memory"))?;
+        Ok(memory.set_len(memory.metadata()?.len() / 2)?)
+    })?;
+    restore(&short, &["memory", "bytes"])?;
+    let state = changed(ctx, &whole, "state", |dir| {
+        File::options()
+            .write(true)
+            .open(dir.join("state.json"))?
+            .set_len(100)?;
+        Ok(())
+    })?;
+    restore(&state, &["state.json"])?;
+    let later = changed(ctx, &whole, "later", |dir| {
+        let file = dir.join("snapshot.json");
+        let mut document: serde_json::Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        document["version"] = 99.into();
+        Ok(std::fs::write(file, document.to_string())?)
+    })?;
+    restore(&later, &["version 99"])?;
+    restore(&text(&ctx.path("missing")), &["missing"])?;
+
+    let vm = Vm::restore(ctx, &whole, "plain")?;
+    vm.discard()
+}

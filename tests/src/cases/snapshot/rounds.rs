@@ -1,0 +1,80 @@
+//! Many snapshots of guests under load, each restored, with other kernels, numbers of vCPUs and devices. Not part of
+//! the tests: `cargo xtask soak`.
+
+use super::{SAVE, check_load, load, text};
+use crate::harness::context::TestContext;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, images};
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+
+pub const ROUNDS: Case = Case {
+    name: "snapshot-rounds",
+    about: "guests under load are saved and restored again and again: each kernel with 1, 2 and 4 vCPUs and each disk; HUSK_FIO_SEED repeats",
+    limit: Duration::from_secs(4 * 3600),
+    run,
+};
+
+/// Snapshots of a guest, each restored.
+const EACH: u32 = 3;
+/// The small images with fio.
+const KERNELS: [&str; 2] = ["6.1-disks", "6.12-disks"];
+const VCPUS: [u32; 3] = [1, 2, 4];
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let first = crate::cases::fio::seed()?;
+    println!("fio's seed: {first}");
+    let image = super::container(ctx)?;
+    let mut done = 0;
+    for kernel in KERNELS {
+        for vcpus in VCPUS {
+            for disk in ["blk", "scsi", "qcow2"] {
+                let seed = first.wrapping_add(u64::from(done));
+                let name = format!("{kernel}, {vcpus} vCPUs, {disk}, seed {seed}");
+                ctx.part(&name, || rounds(ctx, (kernel, vcpus, disk), &image, seed));
+                done += EACH;
+            }
+        }
+    }
+    println!("{done} snapshots were restored");
+    Ok(())
+}
+
+fn rounds(
+    ctx: &TestContext,
+    (kernel, vcpus, disk): (&str, u32, &str),
+    image: &Path,
+    seed: u64,
+) -> Result<()> {
+    let manifest = Manifest::new("rounds").cpu(1, vcpus, 1).memory("512Mi");
+    let manifest = match disk {
+        "blk" => manifest.empty_disk("data", "32Mi"),
+        "scsi" => manifest.device(
+            "data",
+            json!({"disk": {"bus": "scsi"}}),
+            json!({"emptyDisk": {"capacity": "32Mi"}}),
+        ),
+        _ => manifest.container_disk("data", image),
+    };
+    let manifest = manifest.small(&images::small(kernel)?, "disks,scsi,shell");
+    let disks = [if disk == "scsi" { "sda" } else { "vda" }];
+    let mut vm = Vm::start(ctx, &manifest)?;
+    Shell::small(&vm)?.ok("dmesg -n 1")?;
+    for round in 0..EACH {
+        load(&Shell::going_on(vm.console())?, &disks, seed + u64::from(round))?;
+        let dir = ctx.path("rounds");
+        ctx.finish(ctx.husk(&["snapshot", "rounds", &text(&dir)]), SAVE)?
+            .ok()?;
+        vm.discard()?;
+        vm = Vm::restore(ctx, &dir, "rounds")?;
+        let shell = Shell::going_on(vm.console())?;
+        check_load(&shell, &disks).with_context(|| format!("round {round}"))?;
+        shell.ok("rm -f ticks")?;
+        std::fs::remove_dir_all(&dir)?;
+    }
+    vm.discard()
+}
