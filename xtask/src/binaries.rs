@@ -39,6 +39,7 @@ const RUNTIME: Build = Build {
         "husk",
         "husk-import",
         "containerd-shim-husk-v2",
+        "husk-answers",
         "husk-flow",
         "husk-netload",
         "husk-uevents",

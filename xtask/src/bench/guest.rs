@@ -34,30 +34,39 @@ const QEMU: &str = "qemu-system-x86_64";
 impl Guest<'_> {
     /// Husk's command, with additional lines of the manifest below `devices` and below `spec`.
     pub fn husk(&self, files: &BenchFiles, devices: &str, spec: &str) -> Result<Vmm> {
+        self.husk_run(files, devices, spec, "--console")
+    }
+
+    /// The same for a VM without a disk that runs on after the command; its serial line is that of its monitor.
+    pub fn husk_detached(&self, files: &BenchFiles) -> Result<Vmm> {
+        self.husk_run(files, "", "", "--detach")
+    }
+
+    fn husk_run(&self, files: &BenchFiles, devices: &str, spec: &str, how: &str) -> Result<Vmm> {
         let path = files.folder.join("vmi.yaml");
         std::fs::write(&path, self.manifest(devices, spec))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut command = program(&files.husk);
-        command.arg("run").arg(path).arg("--console");
+        let mut command = husk(files);
+        command.arg("run").arg(path).arg(how);
         if let Some(append) = self.append {
             command.arg("--kernel").arg(&files.kernel);
             command.arg("--initrd").arg(&files.initrd);
             command.args(["--append", append]);
         }
-        let mut stop = program(&files.husk);
+        Ok(self.as_husk(files, command))
+    }
+
+    /// The VMM that a command of `husk` starts under this guest's name.
+    pub fn as_husk(&self, files: &BenchFiles, command: Command) -> Vmm {
+        let mut stop = husk(files);
         stop.args(["stop", "--force", self.name])
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // State and overlays of these VMs only.
-        for command in [&mut command, &mut stop] {
-            command.env("HUSK_RUNTIME_DIR", files.runtime.path());
-            command.env("HUSK_SCRATCH_DIR", &files.folder);
-        }
-        Ok(Vmm {
+        Vmm {
             command,
             stop: Some(stop),
             errors: files.folder.join("errors"),
-        })
+        }
     }
 
     fn manifest(&self, devices: &str, spec: &str) -> String {
@@ -96,12 +105,17 @@ spec:
 
     /// QEMU's command, without a disk.
     pub fn qemu(&self, machine: &str, files: &BenchFiles) -> Vmm {
+        self.qemu_serial(machine, files, "stdio")
+    }
+
+    /// The same with another end of the serial line.
+    pub fn qemu_serial(&self, machine: &str, files: &BenchFiles, serial: &str) -> Vmm {
         let mut command = program(Path::new(QEMU));
         command
             .args(["-M", &format!("{machine},accel=kvm"), "-cpu", "host"])
             .args(["-smp", &self.vcpus.to_string(), "-m", &format!("{}M", self.mib)])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-serial", "stdio"]);
+            .args(["-serial", serial]);
         if let Some(append) = self.append {
             command.arg("-kernel").arg(&files.kernel);
             command.arg("-initrd").arg(&files.initrd);
@@ -114,6 +128,14 @@ spec:
             errors: files.folder.join("errors"),
         }
     }
+}
+
+/// `husk`, whose state and overlays are those of the benchmark's VMs only.
+pub fn husk(files: &BenchFiles) -> Command {
+    let mut command = program(&files.husk);
+    command.env("HUSK_RUNTIME_DIR", files.runtime.path());
+    command.env("HUSK_SCRATCH_DIR", &files.folder);
+    command
 }
 
 /// A command without input and without the variables that make either VMM more verbose.

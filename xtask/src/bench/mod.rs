@@ -16,12 +16,15 @@ mod kvm;
 mod limits;
 mod measure;
 mod message;
+mod monitor;
 mod net;
 mod pod;
 mod pull;
+mod qmp;
 mod record;
 mod rounds;
 mod smaps;
+mod snapshot;
 mod started;
 mod stats;
 mod svg;
@@ -57,6 +60,8 @@ enum What {
     Pod(pod::Args),
     /// Time to pull an image of 1 GiB and to unpack it
     Pull(pull::Args),
+    /// Time to save a guest and until a restored one answers, and the memory of its clones
+    Snapshot(snapshot::Args),
 }
 
 /// Runs `cargo xtask bench`.
@@ -70,5 +75,6 @@ pub fn run(args: Args) -> Result<()> {
         What::Net(args) => net::run(args),
         What::Pod(args) => pod::run(args),
         What::Pull(args) => pull::run(args),
+        What::Snapshot(args) => snapshot::run(args),
     }
 }

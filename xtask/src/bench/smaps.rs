@@ -23,6 +23,19 @@ pub fn resident(pid: u32, guest_mib: u64) -> Result<Resident> {
     parse(&text, guest_mib * 1024)
 }
 
+/// KiB of memory that would be free without the process: private dirty pages and anonymous ones. Both fields count the
+/// private anonymous pages, which are always dirty, so the larger one has all.
+pub fn unshared(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    larger(&text).with_context(|| format!("{path} lacks a field"))
+}
+
+fn larger(rollup: &str) -> Option<u64> {
+    let of = |name| rollup.lines().find_map(|line| field(line, name));
+    Some(of("Private_Dirty:")?.max(of("Anonymous:")?))
+}
+
 /// Guest memory is any mapping that has at least a quarter of its size and was written to.
 fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
     let mut parts = BTreeMap::new();
@@ -119,6 +132,18 @@ Pss:                 300 kB
         assert_eq!(resident.parts["a vmm"], 1500);
         assert_eq!(resident.parts["[heap]"], 300);
         assert_eq!(resident.parts.len(), 2);
+    }
+
+    #[test]
+    fn unshared_memory_is_counted_once() {
+        let rollup = |dirty: u64, anonymous: u64| {
+            format!(
+                "5500-7fff ---p 00000000 00:00 0  [rollup]\nRss: 900 kB\nPrivate_Dirty:  {dirty} kB\nAnonymous: {anonymous} kB\n"
+            )
+        };
+        assert_eq!(larger(&rollup(500, 400)), Some(500));
+        assert_eq!(larger(&rollup(400, 500)), Some(500));
+        assert_eq!(larger("Private_Dirty: 4 kB\n"), None);
     }
 
     #[test]

@@ -79,6 +79,36 @@ impl Started {
         }
     }
 
+    /// Waits until the command has ended with status 0; its VM may run on.
+    ///
+    /// # Errors
+    /// With the command's errors, if it ends otherwise, or not in time.
+    pub fn returned(&mut self) -> Result<()> {
+        while !self.has_returned()? {
+            ensure!(Instant::now() < self.deadline, "the command does not end");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// True if the command has ended with status 0.
+    ///
+    /// # Errors
+    /// With the command's errors, if it has ended otherwise.
+    pub fn has_returned(&mut self) -> Result<bool> {
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(false);
+        };
+        let errors = || std::fs::read_to_string(&self.errors).unwrap_or_default();
+        ensure!(status.success(), "it ended with {status}: {}", errors().trim());
+        Ok(true)
+    }
+
+    /// End of the time limit.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
     /// Waits for the guest's end; returns the time since the start.
     ///
     /// # Errors
@@ -110,7 +140,9 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
+        // The command may have ended and its VM not.
+        let runs = matches!(self.child.try_wait(), Ok(None));
+        if runs || self.group.pids().is_ok_and(|pids| !pids.is_empty()) {
             if let Some(stop) = &mut self.stop {
                 let _ = stop.status();
             }

@@ -1,9 +1,9 @@
 //! The cases: how each VMM is started, and how a disk is added.
 
 use super::pod::Pod;
-use super::qmp::Qmp;
 use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{Guest, Vmm};
+use crate::bench::qmp::Qmp;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -135,7 +135,8 @@ impl Plug {
             Self::Qemu(qmp) => {
                 qmp.execute("device_del", json!({"id": serial}))?;
                 qmp.deleted(serial)?;
-                qmp.execute("blockdev-del", json!({"node-name": serial}))
+                qmp.execute("blockdev-del", json!({"node-name": serial}))?;
+                Ok(())
             }
         }
     }

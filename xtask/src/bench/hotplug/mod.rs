@@ -4,7 +4,6 @@ mod case;
 mod console_trace;
 mod inside;
 mod pod;
-mod qmp;
 mod report;
 
 use super::measure::{self, Job};

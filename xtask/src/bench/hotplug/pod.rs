@@ -1,14 +1,13 @@
 //! gRPC client of Husk's monitor, on one connection like QEMU's.
 
+use crate::bench::monitor;
 use anyhow::{Context, Result, ensure};
 use husk_proto::shim::v1::add_volume_request::Cache;
 use husk_proto::shim::v1::pod_client::PodClient;
 use husk_proto::shim::v1::{AddVolumeRequest, RemoveVolumeRequest};
-use hyper_util::rt::TokioIo;
 use std::path::Path;
-use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// A connection to the monitor.
 #[derive(Debug)]
@@ -21,19 +20,8 @@ impl Pod {
     /// Connects to the monitor.
     pub fn connect(socket: &Path) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let path = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        let endpoint = Endpoint::from_static("http://pod");
-        let channel = runtime
-            .block_on(endpoint.connect_with_connector(connector))
-            .with_context(|| format!("cannot reach {}", socket.display()))?;
-        Ok(Self {
-            runtime,
-            client: PodClient::new(channel),
-        })
+        let client = runtime.block_on(monitor::connect(socket))?;
+        Ok(Self { runtime, client })
     }
 
     /// Adds the image as a volume.

@@ -1,6 +1,6 @@
 //! QEMU's monitor (QMP): one JSON value per line in each direction.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,8 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Qmp {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
-    /// Removed devices that nothing has waited for yet.
-    gone: Vec<String>,
+    /// Events that nothing has waited for yet.
+    events: Vec<Value>,
 }
 
 impl Qmp {
@@ -32,7 +32,7 @@ impl Qmp {
         let mut qmp = Self {
             lines: BufReader::new(stream.try_clone()?),
             stream,
-            gone: Vec::new(),
+            events: Vec::new(),
         };
         let greeting = qmp.read()?;
         ensure!(greeting.get("QMP").is_some(), "no greeting: {greeting}");
@@ -40,39 +40,53 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Executes a command.
-    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<()> {
+    /// Executes a command; returns its result.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes())?;
         loop {
-            let answer = self.read()?;
+            let mut answer = self.read()?;
             if let Some(error) = answer.get("error") {
                 bail!("{command}: {}", error["desc"].as_str().unwrap_or_default());
             }
-            if answer.get("return").is_some() {
-                return Ok(());
+            if let Some(result) = answer.get_mut("return") {
+                return Ok(result.take());
             }
-            self.note(&answer);
+            self.events.push(answer);
         }
     }
 
     /// Waits until `device` is removed.
     pub fn deleted(&mut self, device: &str) -> Result<()> {
-        loop {
-            if let Some(place) = self.gone.iter().position(|gone| gone == device) {
-                self.gone.remove(place);
-                return Ok(());
-            }
-            let event = self.read()?;
-            self.note(&event);
-        }
+        self.event("DEVICE_DELETED", |data| {
+            (data["device"] == device).then_some(Ok(()))
+        })
     }
 
-    fn note(&mut self, event: &Value) {
-        if event["event"] == "DEVICE_DELETED"
-            && let Some(device) = event["data"]["device"].as_str()
-        {
-            self.gone.push(device.to_owned());
+    /// Waits until a migration is completed. Needs the capability `events`.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn migrated(&mut self) -> Result<()> {
+        self.event("MIGRATION", |data| match data["status"].as_str() {
+            Some("completed") => Some(Ok(())),
+            Some("failed") => Some(Err(anyhow!("the migration has failed"))),
+            _ => None,
+        })
+    }
+
+    /// Waits for an event of this name of whose data `done` tells the outcome, and forgets those before it.
+    fn event(&mut self, name: &str, done: impl Fn(&Value) -> Option<Result<()>>) -> Result<()> {
+        loop {
+            let of_name = |event: &Value| (event["event"] == name).then(|| done(&event["data"]));
+            let mut found = self.events.iter().enumerate();
+            let found = found.find_map(|(place, event)| Some((place, of_name(event).flatten()?)));
+            if let Some((place, outcome)) = found {
+                self.events.remove(place);
+                return outcome;
+            }
+            let event = self.read()?;
+            self.events.push(event);
         }
     }
 
@@ -112,5 +126,31 @@ mod tests {
         );
         drop(theirs);
         assert!(qmp.deleted("b").is_err());
+    }
+
+    #[test]
+    fn a_migration_ends_well_or_not() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let event = |status| json!({"event": "MIGRATION", "data": {"status": status}});
+        let says = [
+            json!({"QMP": {}}),
+            json!({"return": {}}),
+            event("setup"),
+            json!({"return": [{"capability": "events"}]}),
+            event("active"),
+            event("completed"),
+            event("active"),
+            event("failed"),
+        ];
+        theirs
+            .write_all(says.map(|line| format!("{line}\n")).concat().as_bytes())
+            .expect("written");
+        let mut qmp = Qmp::greet(ours).expect("a greeting");
+        let answer = qmp
+            .execute("query-migrate-capabilities", json!({}))
+            .expect("done");
+        assert_eq!(answer[0]["capability"], "events");
+        qmp.migrated().expect("completed");
+        assert!(qmp.migrated().is_err());
     }
 }
