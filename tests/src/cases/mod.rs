@@ -76,8 +76,7 @@ pub const DEFAULT: &[Case] = &[
     balloon::CASE,
     reboot::CASE,
     pause::CASE,
-    snapshot::CASE,
-    snapshot::NETWORK,
+    snapshot::CLONES,
     guest_agent::CASE,
     vsock::CASE,
     vhost_vsock::CASE,
@@ -136,6 +135,8 @@ pub const DEFAULT: &[Case] = &[
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
 /// | `vsock-1GiB` | `vsock`, with 32 MiB |
+/// | `snapshot-once`, `snapshot-refused` | `snapshot`; tests of `husk-monitor` with a VMM of their own |
+/// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     machine::MEDIUM,
@@ -164,6 +165,9 @@ pub const FULL: &[Case] = &[
     stop::BUTTON_ON_6_1,
     vsock::LARGE,
     shim::systemd::CASE,
+    snapshot::ONCE,
+    snapshot::REFUSED,
+    snapshot::NETWORK,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.

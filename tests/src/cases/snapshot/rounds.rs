@@ -50,7 +50,7 @@ fn rounds(
     image: &Path,
     seed: u64,
 ) -> Result<()> {
-    let manifest = Manifest::new("rounds").cpu(1, vcpus, 1).memory("512Mi");
+    let manifest = Manifest::new("rounds").cpu(1, vcpus, 1).memory("256Mi");
     let manifest = match disk {
         "blk" => manifest.empty_disk("data", "32Mi"),
         "scsi" => manifest.device(
