@@ -52,7 +52,11 @@ impl ImageHandle {
     }
 }
 
-fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
+/// Opens an open file once more, with flags and locks of its own.
+///
+/// # Errors
+/// The kernel's error.
+pub fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -41,7 +41,7 @@ pub use error::{VolumeError, VolumeFault};
 pub use file_identity::FileIdentity;
 pub use image::{is_locked, lock_image};
 pub use image_format::ImageFormat;
-pub use image_handle::ImageHandle;
+pub use image_handle::{ImageHandle, reopen};
 pub use oci::{ImageFile, decompress, unpack_image};
 pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;

@@ -76,7 +76,7 @@ pub const DEFAULT: &[Case] = &[
     balloon::CASE,
     reboot::CASE,
     pause::CASE,
-    snapshot::CLONES,
+    snapshot::PLAIN,
     guest_agent::CASE,
     vsock::CASE,
     vhost_vsock::CASE,
@@ -135,7 +135,8 @@ pub const DEFAULT: &[Case] = &[
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
 /// | `vsock-1GiB` | `vsock`, with 32 MiB |
-/// | `snapshot-once`, `snapshot-refused` | `snapshot`; tests of `husk-monitor` with a VMM of their own |
+/// | `snapshot-clones` | `snapshot`, without load; property tests of the devices' states |
+/// | `snapshot-once` | `snapshot`; tests of `husk-monitor` with a VMM of its own |
 /// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
@@ -166,7 +167,7 @@ pub const FULL: &[Case] = &[
     vsock::LARGE,
     shim::systemd::CASE,
     snapshot::ONCE,
-    snapshot::REFUSED,
+    snapshot::CLONES,
     snapshot::NETWORK,
 ];
 

@@ -4,13 +4,12 @@
 //! files that another machine extends.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use husk_vmi::ClaimSize;
-use rustix::fs::{
-    FallocateFlags, FileType, Mode, OFlags, fallocate, fstat, fstatvfs, ftruncate, major, minor, open,
-};
+use husk_volumes::reopen;
+use rustix::fs::{FallocateFlags, FileType, OFlags, fallocate, fstat, fstatvfs, ftruncate, major, minor};
 
 /// Interval between two checks.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(3);
@@ -79,12 +78,6 @@ impl SizeProbe {
         }
         Ok(())
     }
-}
-
-/// Opens an open file once more.
-fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub use network::NETWORK;
 pub use rounds::ROUNDS;
 
 pub const CLONES: Case = Case {
-    name: "snapshot",
+    name: "snapshot-clones",
     about: "a guest under load is saved and goes on, as two clones do: fio's checksums, the clock, a reseeded kernel",
     limit: Duration::from_secs(900),
     run: clones,
@@ -34,9 +34,9 @@ pub const ONCE: Case = Case {
     run: once::run,
 };
 
-pub const REFUSED: Case = Case {
-    name: "snapshot-refused",
-    about: "a snapshot that is cut off, damaged or of another version is refused by name",
+pub const PLAIN: Case = Case {
+    name: "snapshot",
+    about: "a guest is saved and goes on in another process; a snapshot that is cut off, damaged or of another version is refused",
     limit: Duration::from_secs(480),
     run: refused::run,
 };

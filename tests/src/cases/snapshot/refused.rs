@@ -71,5 +71,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     restore(&text(&ctx.path("missing")), &["missing"])?;
 
     let vm = Vm::restore(ctx, &whole, "plain")?;
+    vm.console().send("echo husk-$((40+2))\n")?;
+    vm.expect("husk-42")?;
     vm.discard()
 }
