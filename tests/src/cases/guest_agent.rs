@@ -144,9 +144,9 @@ fn freeze(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
 }
 
 fn forgotten(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
-    ctx.run(&["guest", "freeze", NAME, "--thaw-after", "3"])?.ok()?;
+    ctx.run(&["guest", "freeze", NAME, "--thaw-after", "10"])?.ok()?;
     let left = told(ctx)?["thawSeconds"].as_u64();
-    ensure!(left.is_some_and(|left| left <= 3), "{left:?}");
+    ensure!(left.is_some_and(|left| left <= 10), "{left:?}");
     until_told(ctx, |value| value["fsFreezeStatus"] == "thawed").context("it stays frozen")?;
     shell.ok("echo again > /mnt/again && sync").map(drop)
 }
