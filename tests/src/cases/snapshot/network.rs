@@ -35,9 +35,14 @@ fn run(ctx: &TestContext) -> Result<()> {
     let (shell, _) = ready(&source)?;
     shell.ok(&format!("nc -l -p {ECHO} -e /bin/cat >/dev/null 2>&1 & sleep 1"))?;
     let address = pod.address();
-    let mut socat = node.netns.command("socat");
-    socat.args(["-", &format!("TCP:{address}:{ECHO}")]);
-    let connection = Session::piped(socat, &ctx.log("connection.log"))?;
+    // The terminal must not echo: only the guest does.
+    let mut socat = node.netns.command("sh");
+    socat.args([
+        "-c",
+        &format!("stty -echo; echo ready; exec socat - TCP:{address}:{ECHO}"),
+    ]);
+    let connection = Session::on_terminal(socat, &ctx.log("connection.log"))?;
+    connection.expect("ready", PATIENCE)?;
     echoes(&connection, "before")?;
 
     let (first, second) = (ctx.path("first"), ctx.path("second"));
