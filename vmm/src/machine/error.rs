@@ -80,6 +80,9 @@ pub enum MachineError {
     /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),
+    /// The saved state does not fit this machine or this host.
+    #[error("saved.state")]
+    Saved(#[source] Box<MachineError>),
     /// The machine runs.
     #[error("the machine is not paused")]
     NotPaused,

@@ -65,7 +65,7 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// The size of a memory file is not that of the guest's memory.
-    #[error("{name} has {actual} bytes, but the guest's memory has {expected}")]
+    #[error("{name}: has {actual} bytes, but the guest's memory has {expected}")]
     FileSize {
         /// Name of the file.
         name: String,
@@ -75,7 +75,7 @@ pub enum MemoryError {
         expected: u64,
     },
     /// A memory file is a device, a directory or a pipe.
-    #[error("{0} is not a regular file")]
+    #[error("{0}: is not a regular file")]
     FileType(String),
     /// A memory file cannot be read.
     #[error("{name}: {source}")]

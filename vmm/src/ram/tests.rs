@@ -120,7 +120,7 @@ fn a_memory_file_of_another_size_or_type_is_refused_by_name() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(size).unwrap();
         let error = GuestRam::new(&layout(), memory_file(&Arc::new(file))).unwrap_err();
-        let expected = format!("the snapshot's memory has {size} bytes");
+        let expected = format!("the snapshot's memory: has {size} bytes");
         assert!(error.to_string().starts_with(&expected), "{error}");
     }
     let device = Arc::new(File::open("/dev/zero").unwrap());

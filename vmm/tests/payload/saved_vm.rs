@@ -307,7 +307,7 @@ async fn files_that_do_not_fit_are_refused_with_the_reason() {
     document["machine"]["vcpus"] = serde_json::json!([]);
     assert_eq!(
         refused(&saved.with_state(&document.to_string())).await,
-        "the saved state has 0 vCPUs and 1 TSCs, but the machine has 1"
+        "saved.state: the saved state has 0 vCPUs and 1 TSCs, but the machine has 1"
     );
     let short = Saved {
         memory: tempfile::tempfile().unwrap(),
@@ -315,7 +315,7 @@ async fn files_that_do_not_fit_are_refused_with_the_reason() {
     };
     assert_eq!(
         refused(&short).await,
-        "saved.memory has 0 bytes, but the guest's memory has 33554432"
+        "saved.memory: has 0 bytes, but the guest's memory has 33554432"
     );
     let devices = Saved {
         state: File::open("/dev/null").unwrap(),

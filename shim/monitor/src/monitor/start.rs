@@ -288,9 +288,7 @@ impl VmmFailure {
     /// Names the files of the snapshot in this directory, which the VMM knows only by descriptor.
     fn naming_files(self, directory: Option<&Path>) -> VmmFailure {
         match (self, directory) {
-            (VmmFailure::Call("StartFailed", status), Some(directory))
-                if !status.message().starts_with("config.") =>
-            {
+            (VmmFailure::Call("StartFailed", status), Some(directory)) => {
                 let message = saved_file_fault(status.message(), directory);
                 VmmFailure::Call("StartFailed", Status::new(status.code(), message))
             }
@@ -353,13 +351,11 @@ async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
 
 /// Names the file of a snapshot in an error of the VMM about it.
 fn saved_file_fault(message: &str, directory: &Path) -> String {
-    let directory = directory.display();
-    match message.strip_prefix("saved.memory: ") {
-        Some(fault) => format!("{directory}/{MEMORY}: {fault}"),
-        None => {
-            let fault = message.strip_prefix("saved.state: ").unwrap_or(message);
-            format!("{directory}/{STATE}: {fault}")
-        }
+    let fields = [("saved.state: ", STATE), ("saved.memory: ", MEMORY)];
+    let fault = |(field, file)| Some((file, message.strip_prefix(field)?));
+    match fields.into_iter().find_map(fault) {
+        Some((file, fault)) => format!("{}: {fault}", directory.join(file).display()),
+        None => message.to_owned(),
     }
 }
 

@@ -51,6 +51,11 @@ impl SavedMachine {
     }
 }
 
+/// The error of a state, which names the field of the request that the state came in.
+fn of_state(error: MachineError) -> MachineError {
+    MachineError::Saved(Box::new(error))
+}
+
 impl Machine {
     /// The state of a paused machine, without its memory. The machine does not change.
     ///
@@ -81,9 +86,16 @@ impl Machine {
         callbacks: Callbacks,
         serial_events: SerialEvents,
     ) -> Result<Self, MachineError> {
-        saved.check(&config)?;
+        saved.check(&config).map_err(of_state)?;
         let from = Some((&saved, memory));
         let mut machine = Self::build(host, config, from, callbacks, serial_events)?;
+        machine.load(saved).map_err(of_state)?;
+        machine.new_generation()?;
+        Ok(machine)
+    }
+
+    /// Takes a saved state. The machine is unusable if that fails.
+    fn load(&mut self, saved: SavedMachine) -> Result<(), MachineError> {
         let SavedMachine {
             description,
             vcpus,
@@ -91,15 +103,14 @@ impl Machine {
             irqchips,
             devices,
         } = saved;
-        description.check(&machine.description())?;
-        for (vcpu, saved) in machine.vcpus.iter().zip(vcpus) {
+        description.check(&self.description())?;
+        for (vcpu, saved) in self.vcpus.iter().zip(vcpus) {
             vcpu.restore(Box::new(saved))?;
         }
-        irqchips.restore(&machine.vm)?;
-        machine.restore_devices(&devices)?;
-        machine.new_generation()?;
-        machine.stopped_clock = Some(clock);
-        Ok(machine)
+        irqchips.restore(&self.vm)?;
+        self.restore_devices(&devices)?;
+        self.stopped_clock = Some(clock);
+        Ok(())
     }
 
     fn description(&self) -> MachineDescription {
