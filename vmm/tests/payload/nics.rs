@@ -8,6 +8,7 @@ use tonic::{Code, Status};
 
 use super::guest::{elf, halt, print, reset};
 use super::rig::Rig;
+use super::saved_vm::Saved;
 use super::wire::{isolated, tap_named};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -161,6 +162,59 @@ fn slots_are_eight_and_a_guest_that_reboots_keeps_its_nics() {
         assert_eq!(code(rig.add_nic(nic).await), Code::ResourceExhausted);
         assert_eq!(rig.read_console(20).await, "up".repeat(10));
         assert_eq!(rig.nics().await.len(), 8);
+        rig.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(rig.wait().await.code(), Some(0));
+    });
+}
+
+/// A process with the saved VM, whose second NIC was plugged into `slot`; none if that is 0.
+async fn restored(kernel: &[u8], saved: &Saved, slot: u32) -> Result<Rig, Status> {
+    let mut rig = Rig::start().await;
+    let mut config = rig.config(kernel).await;
+    // A process that has refused the VM may still have its taps.
+    config.nics.push(rig.nic("default", &format!("own{slot}")).await);
+    if slot != 0 {
+        let nic = rig.nic("more", &format!("more{slot}")).await;
+        config.nics.push(pb::Nic {
+            pci_slot: slot,
+            ..nic
+        });
+    }
+    let files = saved.send(&rig).await;
+    rig.create_from(config, Some(files)).await.map(|()| rig)
+}
+
+#[test]
+fn a_plugged_nic_keeps_its_slot_over_a_save() {
+    alone("a_plugged_nic_keeps_its_slot_over_a_save", async {
+        let mut rig = Rig::start().await;
+        let kernel = elf(&[print("up"), ejects()].concat(), false);
+        let mut config = rig.config(&kernel).await;
+        config.nics.push(rig.nic("default", "tap0").await);
+        rig.create(config).await.unwrap();
+        rig.boot().await.unwrap();
+        assert_eq!(rig.read_console(2).await, "up");
+        let nic = rig.nic("more", "tap1").await;
+        assert_eq!(rig.add_nic(nic).await.unwrap(), SLOT);
+        rig.client.pause(pb::PauseRequest::default()).await.unwrap();
+        let saved = Saved::empty();
+        saved.save(&mut rig).await.unwrap();
+        rig.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(rig.wait().await.code(), Some(0));
+
+        for (slot, reason) in [
+            (0, "\"functions\""),
+            (SLOT + 1, "\"functions\""),
+            (1, "not hot-pluggable"),
+        ] {
+            let refused = restored(&kernel, &saved, slot).await.unwrap_err();
+            assert!(refused.message().contains(reason), "{slot}: {refused}");
+        }
+        let mut rig = restored(&kernel, &saved, SLOT).await.unwrap();
+        rig.boot().await.unwrap();
+        assert_eq!(rig.nics().await, [row("default", 1), row("more", SLOT)]);
+        rig.remove_nic("more").await.unwrap();
+        assert_eq!(rig.nics().await, [row("default", 1)]);
         rig.client.stop(pb::StopRequest {}).await.unwrap();
         assert_eq!(rig.wait().await.code(), Some(0));
     });
