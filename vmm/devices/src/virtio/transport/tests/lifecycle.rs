@@ -231,12 +231,14 @@ fn a_saved_state_continues_in_another_function() {
     again.generation = state.generation;
     assert_eq!(again, state);
     assert_eq!(other.ioeventfds.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
-    assert_eq!(other.msi.line(3).fired(), 0);
+    let fired = || [0, 1, 2, 3].map(|line| other.msi.line(line).fired());
+    assert_eq!(fired(), [0; 4]);
     other.pci.resume();
-    assert_eq!(other.msi.line(3).fired(), 1, "the configuration may be another");
+    // The configuration may be another, and an interrupt of a queue may be missing from the saved local APIC.
+    assert_eq!(fired(), [1, 0, 1, 1]);
     other.pci.pause();
     other.pci.resume();
-    assert_eq!(other.msi.line(3).fired(), 0);
+    assert_eq!(fired(), [0; 4]);
     assert_eq!(twin.journal().queues.as_ref().unwrap()[1].queue.next_avail(), 9);
     assert_eq!(other.read::<1>(0x802), [7]);
     assert!(matches!(other.restore(&state), Err(RestoreError::Running)));
