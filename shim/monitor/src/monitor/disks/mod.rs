@@ -5,6 +5,7 @@
 //! if it is paused.
 
 mod discs;
+mod hold;
 mod table;
 
 use std::collections::hash_map::Entry;
@@ -34,6 +35,7 @@ use crate::monitor::vm_error::VmError;
 use crate::snapshot::{DiskSet, KeptDisk};
 use crate::vm_environment::VmEnvironment;
 
+pub(super) use hold::Hold;
 pub(super) use table::DiskTable;
 
 /// Maximum time for the VMM to add or resize a disk.
@@ -60,9 +62,6 @@ enum DiskCommand {
     CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<Vec<String>>),
     Hold(Reply<(Hold, DiskSet)>),
 }
-
-/// While it exists, no device of the VM is added, removed or resized.
-pub(super) type Hold = Arc<()>;
 
 /// The disks of a VM that has started.
 #[derive(Debug, Default)]
@@ -309,33 +308,6 @@ impl DisksActor {
         }
         let connection = self.connection.clone();
         connection.ok_or_else(VmError::not_running)
-    }
-
-    fn is_held(&self) -> bool {
-        self.held.strong_count() > 0
-    }
-
-    fn hold(&mut self) -> Result<(Hold, DiskSet), VmError> {
-        if let Some(name) = self.waiters.keys().next() {
-            let text = format!("volume {name:?} is being removed: wait until the guest has released it");
-            return Err(VmError::wrong_state(text));
-        }
-        let hold = Arc::new(());
-        self.held = Arc::downgrade(&hold);
-        let set = DiskSet {
-            plan: self.table.plan().clone(),
-            plugged: self.table.plugged().clone(),
-            kept: self.kept.clone(),
-        };
-        Ok((hold, set))
-    }
-
-    /// Keeps references to the images of a disk.
-    fn keep(&mut self, name: &str, kept: io::Result<KeptDisk>) {
-        match kept {
-            Ok(kept) => drop(self.kept.insert(name.to_owned(), Arc::new(kept))),
-            Err(error) => warn!(volume = name, %error, "the volume cannot be in a snapshot"),
-        }
     }
 
     /// Opens the file of a volume, and a probe of its size.

@@ -1,17 +1,18 @@
 //! A VMM without a machine. Words in the VM's name select its behaviour: see [`has`].
 
+mod process;
+mod saving;
+
 use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::vmm::v1::event::{Event as Kind, Exit, IoError, Reset, Warning};
-use husk_proto::vmm::v1::vmm_server::{Vmm, VmmServer};
+use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb, ExitReason, State};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::wrappers::BroadcastStream;
@@ -19,6 +20,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use super::fake_nic::FakeNic;
+pub use process::main;
 
 /// A port on which the guest echoes.
 pub const ACCEPTS: u32 = 7;
@@ -33,57 +35,6 @@ const SNAPSHOT: i32 = pb::PauseReason::Snapshot as i32;
 /// True if the VM's name selects this behaviour.
 fn has(name: &str, manner: &str) -> bool {
     name.contains(manner)
-}
-
-pub fn main() -> ExitCode {
-    // SAFETY: the monitor passes its two sockets at these numbers, and nothing else here uses them.
-    let (control, channel) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let (ended, mut end) = mpsc::channel(1);
-    let code = runtime.block_on(async {
-        let control = UnixStream::from(control);
-        control.set_nonblocking(true).unwrap();
-        let watched = control.try_clone().unwrap();
-        let control = tokio::net::UnixStream::from_std(control).unwrap();
-        let service = Fake {
-            fds: FdReceiver::new(channel).unwrap(),
-            events: broadcast::Sender::new(64),
-            guest: Arc::new(Mutex::new(Guest::default())),
-            ended,
-            vsock: broadcast::Sender::new(16),
-            asking: Mutex::default(),
-        };
-        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(control)).chain(tokio_stream::pending());
-        let server =
-            tonic::transport::Server::builder().serve_with_incoming(VmmServer::new(service), incoming);
-        tokio::select! {
-            code = end.recv() => code.unwrap(),
-            _ = server => 1,
-            () = hung_up(watched) => 13,
-        }
-    });
-    std::process::exit(code)
-}
-
-/// Waits for the end of the control socket, which a blocked VMM would not notice otherwise.
-async fn hung_up(socket: UnixStream) {
-    loop {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let mut poll = [rustix::event::PollFd::new(
-            &socket,
-            rustix::event::PollFlags::RDHUP,
-        )];
-        let now = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        if rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-    }
 }
 
 #[derive(Default)]
@@ -278,17 +229,7 @@ impl Vmm for Fake {
             self.plug(nic).await?;
         }
         if let Some(saved) = saved {
-            let (mut state, mut memory) = (String::new(), String::new());
-            self.take(&saved.state.unwrap())
-                .await?
-                .read_to_string(&mut state)?;
-            self.take(&saved.memory.unwrap())
-                .await?
-                .read_to_string(&mut memory)?;
-            if state.contains("newer") {
-                return Err(Status::invalid_argument("saved.state: version: 9 is unknown"));
-            }
-            self.say(&format!("goes on from {state:?} and {memory:?}\n"));
+            self.go_on(saved).await?;
         }
         self.enter(State::Created);
         Ok(Response::new(pb::CreateResponse {}))
@@ -364,48 +305,8 @@ impl Vmm for Fake {
     }
 
     async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
-        let pb::SaveRequest { state, memory } = request.into_inner();
-        let mut state = self.take(&state.unwrap()).await?;
-        let mut memory = self.take(&memory.unwrap()).await?;
-        assert_eq!(state.metadata()?.len() + memory.metadata()?.len(), 0);
-        let name = self.name();
-        if has(&name, "unsavable") {
-            return Err(Status::failed_precondition("vhost-vsock cannot be saved"));
-        }
-        assert!(self.guest.lock().unwrap().pauses.contains(&SNAPSHOT));
-        if has(&name, "dies-saving") {
-            std::process::exit(1);
-        }
-        self.guest.lock().unwrap().saving = true;
-        state.write_all(format!("state of {name}").as_bytes())?;
-        memory.write_all(b"memory")?;
-        let guest = self.guest.clone();
-        let (sender, progress) = mpsc::channel(1);
-        tokio::spawn(async move {
-            let mut done_bytes = 0;
-            while done_bytes < 6 && !sender.is_closed() {
-                // One that saves slowly does so until the stream is dropped.
-                if !has(&name, "saves-slowly") {
-                    done_bytes += 2;
-                }
-                let progress = pb::SaveProgress {
-                    done_bytes,
-                    total_bytes: 6,
-                };
-                let _ = sender.send(Ok(progress)).await;
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            // What the guest wrote last.
-            for (id, file) in &guest.lock().unwrap().disks {
-                if ["root", "scratch"].contains(&id.as_str()) {
-                    let _ = file.write_at(b"flushed", 0);
-                }
-            }
-            guest.lock().unwrap().saving = false;
-        });
-        Ok(Response::new(Box::pin(
-            tokio_stream::wrappers::ReceiverStream::new(progress),
-        )))
+        let progress = self.save_files(request.into_inner()).await?;
+        Ok(Response::new(Box::pin(progress)))
     }
 
     async fn shutdown(

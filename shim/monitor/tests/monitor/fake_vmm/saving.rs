@@ -1,0 +1,75 @@
+//! Saves the VM without a machine, and lets it go on.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use husk_proto::vmm::v1::{self as pb};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::{Fake, SNAPSHOT, has};
+
+impl Fake {
+    /// Prints what the files of a saved VM have.
+    pub(super) async fn go_on(&self, saved: pb::SavedMachine) -> Result<(), Status> {
+        let (mut state, mut memory) = (String::new(), String::new());
+        let mut file = self.take(&saved.state.unwrap()).await?;
+        file.read_to_string(&mut state)?;
+        let mut file = self.take(&saved.memory.unwrap()).await?;
+        file.read_to_string(&mut memory)?;
+        if state.contains("newer") {
+            return Err(Status::invalid_argument("saved.state: version: 9 is unknown"));
+        }
+        self.say(&format!("goes on from {state:?} and {memory:?}\n"));
+        Ok(())
+    }
+
+    /// Writes a few bytes to both files, and to the disks what the guest wrote last. Returns the progress.
+    pub(super) async fn save_files(
+        &self,
+        request: pb::SaveRequest,
+    ) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
+        let pb::SaveRequest { state, memory } = request;
+        let mut state = self.take(&state.unwrap()).await?;
+        let mut memory = self.take(&memory.unwrap()).await?;
+        assert_eq!(state.metadata()?.len() + memory.metadata()?.len(), 0);
+        let name = self.name();
+        if has(&name, "unsavable") {
+            return Err(Status::failed_precondition("vhost-vsock cannot be saved"));
+        }
+        assert!(self.guest.lock().unwrap().pauses.contains(&SNAPSHOT));
+        if has(&name, "dies-saving") {
+            std::process::exit(1);
+        }
+        self.guest.lock().unwrap().saving = true;
+        state.write_all(format!("state of {name}").as_bytes())?;
+        memory.write_all(b"memory")?;
+        let guest = self.guest.clone();
+        let (sender, progress) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut done_bytes = 0;
+            while done_bytes < 6 && !sender.is_closed() {
+                // One that saves slowly does so until the stream is dropped.
+                if !has(&name, "saves-slowly") {
+                    done_bytes += 2;
+                }
+                let progress = pb::SaveProgress {
+                    done_bytes,
+                    total_bytes: 6,
+                };
+                let _ = sender.send(Ok(progress)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // What the guest wrote last.
+            for (id, file) in &guest.lock().unwrap().disks {
+                if ["root", "scratch"].contains(&id.as_str()) {
+                    let _ = file.write_at(b"flushed", 0);
+                }
+            }
+            guest.lock().unwrap().saving = false;
+        });
+        Ok(ReceiverStream::new(progress))
+    }
+}
