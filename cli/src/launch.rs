@@ -17,7 +17,7 @@ use crate::{aborted_start, live_vm, output};
 /// Maximum time for a connection to the monitor of a VM that was started.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a command does with the VMs that it starts.
+/// How a command follows the VMs that it starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Follow {
     /// The command, for hints.

@@ -19,7 +19,7 @@ use crate::{doctor, network};
 /// guest goes on where it was. A snapshot can be restored any number of times, also at once under different names, unless
 /// a volume that the guest writes to is not in it: then once, and not if the VM has gone on.
 ///
-/// What the VM writes to disks that travel in the snapshot goes to copies, which are lost when it ends, also for
+/// The VM writes to copies of the disks in the snapshot. The copies are lost when it ends, also those of
 /// persistentVolumeClaims, dataVolumes and hostDisks.
 ///
 /// Runs in the foreground until the VM has ended, as `husk run` does.

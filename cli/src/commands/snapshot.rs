@@ -24,7 +24,7 @@ use crate::vm_ref::VmRef;
 /// DIR is on the same file system and that has reflinks, such as XFS and Btrfs. Otherwise the snapshot can be restored
 /// once, and only if this VM does not go on.
 ///
-/// DIR holds the guest's secrets: whoever can read it can read the guest's memory.
+/// DIR holds the guest's secrets, because it holds all of the guest's memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 saved, 1 failure, 130 interrupted by Ctrl-C, 143 by SIGTERM.

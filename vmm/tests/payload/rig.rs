@@ -154,7 +154,7 @@ impl Rig {
         .unwrap()
     }
 
-    /// What the process has logged.
+    /// The log of the process.
     pub fn log(&self) -> String {
         let mut text = String::new();
         let mut log = self.log.try_clone().unwrap();

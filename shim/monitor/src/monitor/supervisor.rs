@@ -75,7 +75,8 @@ pub(super) struct StatusServer {
 }
 
 impl Supervisor {
-    /// Writes the VM's plan and metadata to its directory and starts to serve. The VM goes on from `snapshot`, if given. Must be called on a tokio runtime.
+    /// Writes the VM's plan and metadata to its directory and starts to serve. The VM goes on from `snapshot`, if given.
+    /// Must be called on a tokio runtime.
     pub(super) fn new(
         plan: VmPlan,
         vmi: &serde_json::Value,

@@ -64,7 +64,7 @@ pub(crate) struct SavedDisk {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) enum DiskContent {
-    /// It has none, or the monitor makes it anew.
+    /// It has none, or the monitor creates it again.
     Remade,
     /// It is in the snapshot.
     #[serde(rename_all = "camelCase")]

@@ -156,8 +156,8 @@ fn goes_on(ctx: &TestContext, vm: &Vm<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is in the directory is refused by name, or is a whole snapshot, from which the VM goes on if `restore` is set.
-/// Removes it.
+/// Checks that `husk restore` refuses an incomplete snapshot by name, and with `restore` that the VM goes on from a
+/// complete one. Removes the directory.
 fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
     if !dir.exists() {
         return Ok(());

@@ -68,7 +68,7 @@ impl Case {
         }
     }
 
-    /// The VMM of a guest whose kernel tells of its start at once, on the VMM's output.
+    /// The VMM of a guest whose kernel prints its first line at once, to the VMM's output.
     pub fn early(self, files: &BenchFiles) -> Result<guest::Vmm> {
         let guest = guest(NAME, EARLY);
         match self {
@@ -151,7 +151,7 @@ impl Case {
         })
     }
 
-    /// Where QEMU writes to, or reads from.
+    /// The file that QEMU writes, or reads.
     fn uri(self, path: &Path, direction: &str) -> Result<String> {
         let path = path.to_str().context("no text")?;
         Ok(match self {

@@ -39,7 +39,7 @@ pub struct Bar {
     what: &'static str,
     value: f64,
     most: f64,
-    /// How the limit is made up.
+    /// The parts of the limit, for people.
     of: String,
 }
 

@@ -53,7 +53,7 @@ impl Duties {
         self.clock_is_late = false;
     }
 
-    /// The guest has read the time anew.
+    /// The guest has booted, and has read the time.
     pub(super) fn rebooted(&mut self) {
         self.clock_is_late = false;
         self.restored = false;
@@ -98,7 +98,7 @@ mod tests {
     fn the_time_is_set_once_after_a_restore() {
         let now = Instant::now();
         let mut duties = Duties::new(true);
-        // The VMM tells of the port after the first events.
+        // The VMM reports the port after the first events.
         duties.follow(false, false, now);
         duties.disconnected();
         assert_eq!(duties.take_due(now), None);
