@@ -90,8 +90,7 @@ pub(super) struct StartedVm {
 }
 
 /// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it, or lets it go on from a
-/// snapshot. If the future is
-/// dropped, the VMM is killed.
+/// snapshot. If the future is dropped, the VMM is killed.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,

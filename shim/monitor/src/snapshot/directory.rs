@@ -14,8 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::error::SnapshotError;
-use super::format::{LIMIT, MEMORY, SNAPSHOT, STATE, Snapshot};
-use super::time::now;
+use super::format::{LIMIT, MEMORY, SNAPSHOT, STATE, Snapshot, now};
 
 /// The next description, until it takes the place of the present one.
 const NEXT: &str = "snapshot.json.new";

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::time::rfc3339;
+use jiff::Timestamp;
 
 /// An error of making or reading a snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ pub enum SnapshotError {
     #[error(
         "{} was restored already at {}: volume {volume:?}, which is not in it, belongs to that VM",
         directory.display(),
-        rfc3339(*time)
+        utc(*time)
     )]
     Consumed {
         /// The directory.
@@ -103,6 +103,13 @@ pub enum SnapshotError {
         /// The reason and the way out.
         reason: String,
     },
+}
+
+/// A time in seconds since 1970, for people.
+fn utc(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok();
+    let time = time.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| format!("second {seconds}"), |time| time.to_string())
 }
 
 impl SnapshotError {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use husk_vmi::{DiskSource, NicBinding, VmPlan};
 use husk_volumes::{BlockSizes, FileIdentity, ImageFormat};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -98,6 +99,11 @@ pub(crate) enum BaseContent {
     Held(HeldImage),
     /// It is at the path of the plan.
     Outside(FileIdentity),
+}
+
+/// The present time, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    u64::try_from(Timestamp::now().as_second()).unwrap_or(0)
 }
 
 impl Snapshot {

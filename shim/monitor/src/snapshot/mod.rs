@@ -17,16 +17,14 @@ mod error;
 mod format;
 mod kept_disk;
 mod restore;
-mod time;
 
 pub(crate) use directory::{NewSnapshot, SnapshotDir};
 pub(crate) use disks::{DiskCopies, DiskSet};
 pub use error::SnapshotError;
 pub use format::Snapshot;
-pub(crate) use format::{MEMORY, STATE, SavedDisk, VERSION};
+pub(crate) use format::{MEMORY, STATE, SavedDisk, VERSION, now};
 pub(crate) use kept_disk::KeptDisk;
 pub(crate) use restore::OpenSnapshot;
-pub(crate) use time::now;
 
 use std::path::Path;
 
