@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use husk_devices::GuestMem;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 /// Bytes that a thread copies at a time.
@@ -125,15 +126,10 @@ fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
 
 /// Offset of the next data in a file from `offset`, `None` if only a hole follows.
 fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
-    let from = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: lseek takes no pointer, and nothing uses the descriptor's position.
-    let at = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
-    match u64::try_from(at) {
+    match seek(file, SeekFrom::Data(offset)) {
         Ok(at) => Ok(Some(at)),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            error => Err(error),
-        },
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
