@@ -1,6 +1,7 @@
 //! The processes of a pod, and containerd, killed one at a time; and containers made and killed at random.
 
 use super::ctr::{LIMIT, vm, with_small};
+use crate::harness::chance::Chance;
 use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::context::TestContext;
 use crate::harness::processes::{Process, kill};
@@ -121,23 +122,12 @@ pub(super) fn gone(pid: i32, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A reproducible random number generator.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 fn cycles(ctx: &TestContext, count: u32) -> Result<()> {
     let containerd = with_small(ctx, Version::V2_1)?;
     let c = &containerd;
-    let mut chance = Chance(u64::from(std::process::id()) << 20 | 1);
-    println!("the seed is {}", chance.0);
+    let seed = u64::from(std::process::id()) << 20;
+    println!("the seed is {seed}");
+    let chance = Chance::new(seed);
     for number in 1..=count {
         let name = format!("cycle{number}");
         let words = ["sleep", "panic", "button", "poweroff"][chance.below(4) as usize];

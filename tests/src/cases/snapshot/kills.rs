@@ -2,6 +2,7 @@
 
 use super::{SAVE, text};
 use crate::cases::fio::seed;
+use crate::harness::chance::Chance;
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
@@ -12,7 +13,6 @@ use crate::harness::{Case, PATIENCE, images, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::json;
-use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -36,26 +36,11 @@ enum Kind {
     Vmm,
 }
 
-/// Random moments, repeatable by the seed.
-struct Moments(Cell<u64>);
-
-impl Moments {
-    /// A time below `limit`.
-    fn below(&self, limit: Duration) -> Duration {
-        let mut x = self.0.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.0.set(x);
-        limit.mul_f64((x >> 11) as f64 / (1_u64 << 53) as f64)
-    }
-}
-
 fn run(ctx: &TestContext) -> Result<()> {
     processes::adopt_orphans()?;
     let seed = seed()?;
     println!("the seed of the moments: {seed}");
-    let moments = Moments(Cell::new(seed | 1));
+    let moments = Chance::new(seed);
     // On another file system than the snapshots: the disk does not travel.
     let image = PathBuf::from(format!("/dev/shm/husk-kills-{}.img", std::process::id()));
     File::create(&image)?.set_len(8 << 20)?;
@@ -102,14 +87,14 @@ fn measured(ctx: &TestContext, dir: &Path) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-fn saves(ctx: &TestContext, kind: Kind, moments: &Moments, image: &Path) -> Result<()> {
+fn saves(ctx: &TestContext, kind: Kind, moments: &Chance, image: &Path) -> Result<()> {
     let mut vm = start(ctx, with_disk(image))?;
     let dir = ctx.path("kills");
     let whole = measured(ctx, &dir)?;
     std::fs::remove_dir_all(&dir)?;
     ctx.run(&["resume", "victim"])?.ok()?;
     for number in 0..EACH {
-        let moment = moments.below(whole);
+        let moment = moments.moment(whole);
         let name = format!("kill {number} after {moment:?} of {whole:?}");
         let mark = format!("{kind:?} {number}");
         let shell = Shell::going_on(vm.console())?;
@@ -176,7 +161,7 @@ fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
     Ok(std::fs::remove_dir_all(dir)?)
 }
 
-fn restores(ctx: &TestContext, kind: Kind, moments: &Moments) -> Result<()> {
+fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
     let vm = start(ctx, Manifest::new("victim").empty_disk("data", "8Mi"))?;
     let dir = ctx.path("good");
     measured(ctx, &dir)?;
@@ -186,7 +171,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Moments) -> Result<()> {
     let whole = begun.elapsed();
     vm.discard()?;
     for number in 0..EACH {
-        let moment = moments.below(whole);
+        let moment = moments.moment(whole);
         let name = format!("kill {number} after {moment:?} of {whole:?}");
         let command = Session::piped(
             ctx.husk(&["restore", &text(&dir), "--name", "victim"]),
