@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use husk_confine::{Credentials, confine};
 use husk_vmm::control::VmExit;
+use husk_vmm::ram::PageMap;
 
 const USAGE: &str = "\
 husk-vmm is the virtual machine monitor of Husk. Do not start it by hand: `husk run`, or the containerd shim,
@@ -94,13 +95,16 @@ fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
 fn run(arguments: Arguments) -> Result<VmExit, String> {
     let open = |fd| inherited(fd).map_err(|e| format!("descriptor {fd}: {e}"));
     let (control, fd_channel) = (open(arguments.control)?, open(arguments.fd_channel)?);
+    let pagemap = PageMap::open()
+        .inspect_err(|error| tracing::warn!(%error, "no page map: a save reads all memory"))
+        .ok();
     confine(arguments.credentials).map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .on_thread_start(|| husk_seccomp::install(husk_seccomp::ThreadRole::Blocking))
         .build()
         .map_err(|e| e.to_string())?;
-    let exit = runtime.block_on(husk_vmm::control::run(control, fd_channel));
+    let exit = runtime.block_on(husk_vmm::control::run(control, fd_channel, pagemap));
     runtime.shutdown_background();
     exit.map_err(|error| format!("control sockets: {error}"))
 }

@@ -23,7 +23,7 @@ fn a_slow_monitor_receives_the_last_event() {
     // The connection ends with the runtime, as with the process.
     let vmm = std::thread::spawn(move || {
         runtime()
-            .block_on(husk_vmm::control::run(theirs.into(), fds_theirs))
+            .block_on(husk_vmm::control::run(theirs.into(), fds_theirs, None))
             .unwrap()
     });
     runtime().block_on(async {

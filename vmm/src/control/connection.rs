@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use tonic::transport::server::Connected;
 
 use super::service::VmmService;
 use super::vm::{self, MachineThread, Message, VmExit};
+use crate::ram::PageMap;
 
 /// Maximum time for the monitor to read the last event.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -58,11 +60,11 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Serves a VM on the control socket until it has ended, or the monitor is gone.
+/// Serves a VM on the control socket until it has ended, or the monitor is gone. A save uses the page map.
 ///
 /// # Errors
 /// A socket cannot be used.
-pub async fn run(control: OwnedFd, fd_channel: OwnedFd) -> io::Result<VmExit> {
+pub async fn run(control: OwnedFd, fd_channel: OwnedFd, pagemap: Option<PageMap>) -> io::Result<VmExit> {
     let fds = FdReceiver::new(fd_channel)?;
     let MachineThread {
         messages,
@@ -73,6 +75,7 @@ pub async fn run(control: OwnedFd, fd_channel: OwnedFd) -> io::Result<VmExit> {
         messages: messages.clone(),
         fds,
         ports,
+        pagemap: pagemap.map(Arc::new),
     };
     let panicked = |_| io::Error::other("the machine's thread panicked");
     let (end, closing) = oneshot::channel();

@@ -21,7 +21,7 @@ use tonic::Status;
 use super::disks::{self, MachineDisks};
 use super::fields::{claim, invalid};
 use crate::machine::SavedMachine;
-use crate::ram::{MemoryCopy, MemoryFile};
+use crate::ram::{MemoryCopy, MemoryFile, PageMap};
 
 /// Version of the document. It grows with each change that an older husk-vmm would misread.
 const VERSION: u32 = 1;
@@ -168,6 +168,7 @@ pub(super) async fn write(
     captured: CapturedVm,
     files: SaveFiles,
     disks: MachineDisks,
+    pagemap: Option<Arc<PageMap>>,
 ) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
     let CapturedVm {
         document,
@@ -175,7 +176,7 @@ pub(super) async fn write(
         _saving: saving,
     } = captured;
     let SaveFiles { state, memory: file } = files;
-    let copy = blocking(move || MemoryCopy::new(memory, file)).await?;
+    let copy = blocking(move || MemoryCopy::new(memory, file, pagemap)).await?;
     let copy = Arc::new(copy.map_err(|e| failed("memory", &e))?);
     let (progress, total_bytes) = (Arc::new(Progress::default()), copy.bytes());
     let mut writers = JoinSet::new();

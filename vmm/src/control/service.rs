@@ -2,6 +2,7 @@
 //! here.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
@@ -24,6 +25,7 @@ use super::saved::{self, CapturedVm};
 use super::vm::Message;
 use super::vsock::{self, VsockCommand};
 use super::{discs, fields, nics};
+use crate::ram::PageMap;
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -74,6 +76,7 @@ pub struct VmmService {
     /// Descriptors that the monitor sends.
     pub(super) fds: FdReceiver,
     pub(super) ports: watch::Receiver<PortStates>,
+    pub(super) pagemap: Option<Arc<PageMap>>,
 }
 
 impl VmmService {
@@ -145,7 +148,7 @@ impl Vmm for VmmService {
         let files = saved::files(&self.fds, request.into_inner()).await?;
         let disks = self.ask(VmmCommand::Disks).await?;
         let captured = self.ask(VmmCommand::Save).await?;
-        let stream = saved::write(captured, files, disks).await?;
+        let stream = saved::write(captured, files, disks, self.pagemap.clone()).await?;
         Ok(Response::new(Box::pin(stream)))
     }
 

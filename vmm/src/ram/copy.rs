@@ -2,13 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use husk_devices::GuestMem;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::pagemap::{PAGE, PageMap};
 
 /// Bytes that a thread copies at a time.
 const PIECE: u64 = 2 << 20;
@@ -45,23 +49,27 @@ fn pieces(memory: &GuestMem) -> Vec<Piece> {
 pub struct MemoryCopy {
     memory: GuestMem,
     file: File,
+    /// Without it, all of memory is read.
+    pagemap: Option<Arc<PageMap>>,
     pieces: Vec<Piece>,
     next: AtomicU64,
     bytes: u64,
 }
 
 impl MemoryCopy {
-    /// Prepares a copy to an empty file, which gets its size.
+    /// Prepares a copy to an empty file, which gets its size. With the page map of this process, memory that nobody
+    /// touched is not read.
     ///
     /// # Errors
     /// The file system has no files of this size.
-    pub fn new(memory: GuestMem, file: File) -> io::Result<Self> {
+    pub fn new(memory: GuestMem, file: File, pagemap: Option<Arc<PageMap>>) -> io::Result<Self> {
         let pieces = pieces(&memory);
         let bytes = pieces.iter().map(|piece| piece.len as u64).sum();
         file.set_len(bytes)?;
         Ok(Self {
             memory,
             file,
+            pagemap,
             pieces,
             next: AtomicU64::new(0),
             bytes,
@@ -86,16 +94,59 @@ impl MemoryCopy {
             let Some(piece) = next.ok().and_then(|next| self.pieces.get(next)) else {
                 return Ok(());
             };
-            let bytes = &mut buffer[..piece.len];
-            memory
-                .read_slice(bytes, piece.address)
-                .map_err(io::Error::other)?;
-            write_sparse(&self.file, bytes, piece.offset)?;
+            for part in runs(&self.touched(piece)?) {
+                let bytes = &mut buffer[..part.len().min(piece.len - part.start)];
+                let address = GuestAddress(piece.address.0 + part.start as u64);
+                memory.read_slice(bytes, address).map_err(io::Error::other)?;
+                write_sparse(&self.file, bytes, piece.offset + part.start as u64)?;
+            }
             if !go_on(piece.len as u64) {
                 return Ok(());
             }
         }
     }
+
+    /// The pages of a piece that may not be zero.
+    fn touched(&self, piece: &Piece) -> io::Result<Vec<bool>> {
+        let pages = piece.len.div_ceil(PAGE);
+        let all = || Ok(vec![true; pages]);
+        let memory = self.memory.memory();
+        let (Some(pagemap), Some((region, at))) = (&self.pagemap, memory.to_region_addr(piece.address))
+        else {
+            return all();
+        };
+        // Reserved pages do not all show.
+        if region.is_hugetlbfs() == Some(true) {
+            return all();
+        }
+        let mut touched = vec![false; pages];
+        pagemap.mark(region.as_ptr() as usize + at.0 as usize, &mut touched)?;
+        if let Some(file) = region.file_offset() {
+            mark_data(file, at.0, &mut touched)?;
+        }
+        Ok(touched)
+    }
+}
+
+/// Runs of pages that are marked, as offsets in bytes.
+fn runs(pages: &[bool]) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    pages.chunk_by(|a, b| a == b).filter_map(move |run| {
+        let start = at;
+        at += run.len() * PAGE;
+        run[0].then_some(start..at)
+    })
+}
+
+/// Marks the pages that have data in their file. `pages` starts at `offset` of it.
+fn mark_data(file: &FileOffset, offset: u64, pages: &mut [bool]) -> io::Result<()> {
+    let (start, len) = (file.start() + offset, (pages.len() * PAGE) as u64);
+    let mut at = start;
+    while let Some(data) = next_data(file.file(), at)?.filter(|data| *data < start + len) {
+        at = seek(file.file(), SeekFrom::Hole(data))?.min(start + len);
+        pages[(data - start) as usize / PAGE..((at - start) as usize).div_ceil(PAGE)].fill(true);
+    }
+    Ok(())
 }
 
 fn is_zero(block: &[u8]) -> bool {
@@ -161,23 +212,30 @@ mod tests {
 
     use super::*;
     use crate::layout::{HIGH_RAM, Layout};
-    use crate::ram::{GuestRam, MemoryBacking};
+    use crate::ram::{GuestRam, MemoryBacking, MemoryFile};
 
     const LOW: u64 = 7 << 20;
 
-    fn ram() -> GuestRam {
-        let layout = Layout {
+    fn layout() -> Layout {
+        Layout {
             ram: vec![0..LOW, HIGH_RAM..HIGH_RAM + (3 << 20)],
             pci_mmio64: 1 << 40..1 << 41,
-        };
-        GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap()
+        }
+    }
+
+    fn ram() -> GuestRam {
+        GuestRam::new(&layout(), MemoryBacking::Anonymous).unwrap()
     }
 
     /// Addresses with content: around the borders of blocks, pieces and regions.
     const MARKED: [u64; 6] = [0, 16 << 10, (2 << 20) - 1, 5 << 20, LOW - 1, HIGH_RAM + 4097];
 
     fn marked() -> GuestRam {
-        let ram = ram();
+        marked_on(MemoryBacking::Anonymous)
+    }
+
+    fn marked_on(backing: MemoryBacking) -> GuestRam {
+        let ram = GuestRam::new(&layout(), backing).unwrap();
         let memory = ram.memory().memory();
         for at in MARKED {
             memory.write_obj(0xa5_u8, GuestAddress(at)).unwrap();
@@ -189,7 +247,7 @@ mod tests {
     fn memory_goes_to_a_file_with_holes_and_back() {
         let old = marked();
         let file = tempfile::tempfile().unwrap();
-        let copy = MemoryCopy::new(old.memory().clone(), file.try_clone().unwrap()).unwrap();
+        let copy = MemoryCopy::new(old.memory().clone(), file.try_clone().unwrap(), None).unwrap();
         let done = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -215,10 +273,78 @@ mod tests {
         }
     }
 
+    fn saved(ram: &GuestRam, pagemap: Option<Arc<PageMap>>) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let copy = MemoryCopy::new(ram.memory().clone(), file.try_clone().unwrap(), pagemap).unwrap();
+        copy.carry(|_| true).unwrap();
+        file
+    }
+
+    fn content(file: &File) -> Vec<u8> {
+        let mut content = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut content, 0).unwrap();
+        content
+    }
+
+    /// Maps zero pages over a page, as the balloon does.
+    fn drop_page(ram: &GuestRam, at: u64) {
+        let page = ram.memory().memory().get_host_address(GuestAddress(at)).unwrap();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: it replaces one page of guest memory, which nothing else uses.
+        let mapped = unsafe { libc::mmap(page.cast(), PAGE, protection, flags, -1, 0) };
+        assert_eq!(mapped, page.cast());
+    }
+
+    #[test]
+    fn the_page_map_leaves_out_only_zeros() {
+        let pagemap = || Some(Arc::new(PageMap::open().unwrap()));
+        for backing in [MemoryBacking::Anonymous, MemoryBacking::Shared] {
+            let old = marked_on(backing);
+            let file = saved(&old, pagemap());
+            assert_eq!(content(&file), content(&saved(&old, None)));
+
+            // Some pages of the file were read, some written, some dropped, and most are untouched.
+            let file = MemoryFile {
+                name: "memory".into(),
+                file: Arc::new(file),
+            };
+            let ram = GuestRam::new(&layout(), MemoryBacking::File(file)).unwrap();
+            let memory = ram.memory().memory();
+            memory.read_obj::<u8>(GuestAddress(MARKED[1])).unwrap();
+            memory.write_obj(1_u8, GuestAddress(MARKED[2])).unwrap();
+            memory.write_obj(2_u8, GuestAddress(4 << 20)).unwrap();
+            drop_page(&ram, MARKED[3]);
+            let with = content(&saved(&ram, pagemap()));
+            assert!(with == content(&saved(&ram, None)));
+            assert_eq!(
+                with.iter().filter(|byte| **byte == 0xa5).count(),
+                MARKED.len() - 2
+            );
+        }
+    }
+
+    #[test]
+    fn untouched_memory_is_not_read() {
+        let ram = marked();
+        let touched = || {
+            let mut pages = vec![false; LOW as usize / PAGE];
+            let memory = ram.memory().memory();
+            let (region, _) = memory.to_region_addr(GuestAddress(0)).unwrap();
+            let pagemap = PageMap::open().unwrap();
+            pagemap.mark(region.as_ptr() as usize, &mut pages).unwrap();
+            pages.iter().filter(|touched| **touched).count()
+        };
+        let before = touched();
+        saved(&ram, Some(Arc::new(PageMap::open().unwrap())));
+        assert_eq!(touched(), before);
+        assert!(before < LOW as usize / PAGE, "huge pages hide all of it");
+    }
+
     #[test]
     fn a_copy_that_is_to_stop_stops_after_the_piece() {
         let file = tempfile::tempfile().unwrap();
-        let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap()).unwrap();
+        let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap(), None).unwrap();
         copy.carry(|_| false).unwrap();
         let written = next_data(&file, PIECE).unwrap();
         assert_eq!(written, None, "only the first piece");

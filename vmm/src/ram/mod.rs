@@ -17,8 +17,10 @@ use crate::layout::Layout;
 
 mod copy;
 mod mapping;
+mod pagemap;
 
 pub use copy::MemoryCopy;
+pub use pagemap::PageMap;
 
 /// The backing of guest memory.
 #[derive(Debug)]
