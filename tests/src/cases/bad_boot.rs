@@ -57,7 +57,7 @@ fn refused(ctx: &TestContext, manifest: &Manifest) -> Result<String> {
 }
 
 fn garbage_kernel(ctx: &TestContext) -> Result<()> {
-    let good = std::fs::read(images::small("6.12")?.kernel)?;
+    let good = std::fs::read(images::small("6.12")?.packed().kernel)?;
     let mut liar = good[..4096].to_vec();
     // The maximum of setup sectors, and of everything else, that the header can express.
     liar[0x1f1] = 0xff;

@@ -88,7 +88,10 @@ fn see(ctx: &TestContext, machine: &Machine) -> Result<()> {
             json!({"uuid": UUID, "serial": "husk-serial-7"}),
         )
         .set("/domain/devices/rng", json!({}))
-        .small(&images::small(machine.kernel)?, "cpus,mem,dmi,rng,poweroff");
+        .small(
+            &images::small(machine.kernel)?.packed(),
+            "cpus,mem,dmi,rng,poweroff",
+        );
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-random: .*\n")?;
     vm.powered_off()?;

@@ -61,7 +61,7 @@ pub fn start(ctx: &TestContext) -> Result<Session> {
 
 /// Pushes an image with a disk, and one with a kernel.
 pub fn fill(ctx: &TestContext) -> Result<()> {
-    let small = images::small("6.12")?;
+    let small = images::small("6.12")?.packed();
     let (disk, kernel) = (ctx.path("disk-image/disk"), ctx.path("kernel-image/boot"));
     std::fs::create_dir_all(&disk)?;
     std::fs::create_dir_all(&kernel)?;
@@ -78,7 +78,7 @@ pub fn fill(ctx: &TestContext) -> Result<()> {
 
 /// Pushes the image [`BOOT`].
 pub fn push_boot_disk(ctx: &TestContext) -> Result<()> {
-    let small = images::small("6.12")?;
+    let small = images::small("6.12")?.packed();
     let (kernel, initrd) = (small.kernel.display(), small.initrd.display());
     sh(
         ctx,

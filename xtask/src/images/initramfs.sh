@@ -1,5 +1,6 @@
 # Makes a small initramfs and takes the kernel out of a root tree. Run by sh on the building machine, with the
-# tree as $1 and these set in front; leaves boot/$image/initrd and boot/$image/vmlinuz.
+# tree as $1 and these set in front; leaves boot/$image/initrd, boot/vmlinuz, and boot/vmlinux, which is the same
+# kernel unpacked.
 #   image     name of the image
 #   init      the text of its /init
 #   programs  programs of the tree that go into its /bin, with the libraries they need
@@ -40,4 +41,18 @@ done
 printf '%s' "$init" > "$tree/init"
 chmod 755 "$tree/init"
 chroot "$root" sh -c 'cd /tmp/initramfs && find . | sort | cpio --quiet --reproducible -o -H newc' > "$root/boot/$image/initrd"
-cp "$root/boot/vmlinuz-$kernel" "$root/boot/$image/vmlinuz"
+if ! [ -e "$root/boot/vmlinux" ]; then
+    cp "$root/boot/vmlinuz-$kernel" "$root/boot/vmlinuz"
+    # Fields of Linux's boot protocol: setup_sects, payload_offset and payload_length.
+    number() { od -An "-t$1" -j "$2" -N "${1#u}" "$root/boot/vmlinuz" | tr -d ' '; }
+    start=$((($(number u1 497) + 1) * 512 + $(number u4 584)))
+    # The last four bytes are the size.
+    tail -c "+$((start + 1))" "$root/boot/vmlinuz" | head -c "$(($(number u4 588) - 4))" > "$root/tmp/payload"
+    case $(od -An -tx1 -N4 "$root/tmp/payload") in
+    " 02 21 4c 18") tool=lz4 ;;
+    " 28 b5 2f fd") tool=zstd ;;
+    " fd 37 7a 58") tool=xz ;;
+    *) echo "$kernel is packed by an unknown program" >&2; exit 1 ;;
+    esac
+    chroot "$root" "$tool" -dc /tmp/payload > "$root/boot/vmlinux"
+fi

@@ -1,7 +1,8 @@
 //! Guest kernels and disk images, built once from Debian packages and cached by a hash of their recipes; and the
 //! container image of `deploy/`.
 //!
-//! A guest image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz` and `initrd`.
+//! A guest image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz`,
+//! `vmlinux` and `initrd`.
 
 pub mod containers;
 mod disk;

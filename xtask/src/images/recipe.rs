@@ -54,7 +54,9 @@ const INITRAMFS_PACKAGES: &[&str] = &[
     "cpio",
     "kmod",
     "linux-image-cloud-amd64",
+    "lz4",
     "xz-utils",
+    "zstd",
 ];
 
 /// One image.
@@ -279,7 +281,8 @@ pub fn groups(recipes: Vec<&'static Recipe>) -> Vec<Vec<&'static Recipe>> {
     groups
 }
 
-/// Makes the images of a group in the empty folder `folder`: `NAME/disk.img`, or `NAME/vmlinuz` and `NAME/initrd`.
+/// Makes the images of a group in the empty folder `folder`: `NAME/disk.img`, or `NAME/vmlinuz`, the same
+/// kernel unpacked as `NAME/vmlinux`, and `NAME/initrd`.
 pub fn build(group: &[&Recipe], step: &Step, folder: &Path) -> Result<()> {
     let root = folder.join("root");
     let (mut packages, mut script) = (Vec::new(), String::new());
@@ -330,10 +333,11 @@ pub fn build(group: &[&Recipe], step: &Step, folder: &Path) -> Result<()> {
                 disk::assemble(step, &tree, layout, &ids, DISK_BYTES, &disk)?;
             }
             Kind::Initramfs { .. } => {
-                for file in ["vmlinuz", "initrd"] {
-                    let from = root.join("boot").join(recipe.name).join(file);
-                    std::fs::copy(&from, made.join(file))
-                        .with_context(|| format!("no {}", from.display()))?;
+                let boot = root.join("boot");
+                let initrd = boot.join(recipe.name).join("initrd");
+                for from in [boot.join("vmlinuz"), boot.join("vmlinux"), initrd] {
+                    let to = made.join(from.file_name().unwrap_or_default());
+                    std::fs::hard_link(&from, to).with_context(|| format!("no {}", from.display()))?;
                 }
             }
         }
@@ -378,7 +382,7 @@ mod tests {
     #[test]
     fn initramfs_of_one_suite_are_made_together() {
         let sizes: Vec<usize> = groups(ALL.iter().collect()).iter().map(Vec::len).collect();
-        assert_eq!(sizes, [1, 6, 1, 1, 1, 1]);
+        assert_eq!(sizes, [2, 6, 1, 1, 1, 1]);
     }
 
     #[test]

@@ -49,8 +49,9 @@ impl<'s> Image<'s> {
         })
     }
 
-    /// Adds a kernel and its initramfs.
+    /// Adds a kernel as Debian ships it, and its initramfs.
     pub fn kernel(self, small: &Small) -> Result<Self> {
+        let small = small.clone().packed();
         self.file(KERNEL, &small.kernel)?.file(INITRD, &small.initrd)
     }
 
