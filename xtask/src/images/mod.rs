@@ -60,7 +60,9 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Images that only cases of `cargo xtask test --full` and `cargo xtask soak` boot.
-const FULL_TIER: [&str; 4] = [
+const FULL_TIER: [&str; 6] = [
+    "initramfs-5.10-disks",
+    "initramfs-testing-disks",
     "initramfs-6.1-disks",
     "debian-12-cloud",
     "debian-13-generic",

@@ -181,6 +181,18 @@ pub const ALL: &[Recipe] = &[
         kind: DISKS,
     },
     Recipe {
+        name: "initramfs-5.10-disks",
+        about: "cloud kernel 5.10 and an initramfs with fio and sg3-utils",
+        suite: "bullseye",
+        kind: DISKS,
+    },
+    Recipe {
+        name: "initramfs-testing-disks",
+        about: "Debian testing's cloud kernel and an initramfs with fio and sg3-utils",
+        suite: "forky",
+        kind: DISKS,
+    },
+    Recipe {
         name: "initramfs-6.12-network",
         about: "cloud kernel 6.12 and an initramfs with a network, ip and ethtool",
         suite: "trixie",
@@ -382,7 +394,7 @@ mod tests {
     #[test]
     fn initramfs_of_one_suite_are_made_together() {
         let sizes: Vec<usize> = groups(ALL.iter().collect()).iter().map(Vec::len).collect();
-        assert_eq!(sizes, [2, 6, 1, 1, 1, 1]);
+        assert_eq!(sizes, [2, 6, 1, 1, 1, 1, 1, 1]);
     }
 
     #[test]

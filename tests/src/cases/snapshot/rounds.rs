@@ -20,9 +20,9 @@ pub const ROUNDS: Case = Case {
 };
 
 /// Snapshots of a guest, each restored.
-const EACH: u32 = 3;
+const EACH: u32 = 6;
 /// The small images with fio.
-const KERNELS: [&str; 2] = ["6.1-disks", "6.12-disks"];
+const KERNELS: [&str; 4] = ["5.10-disks", "6.1-disks", "6.12-disks", "testing-disks"];
 const VCPUS: [u32; 3] = [1, 2, 4];
 
 fn run(ctx: &TestContext) -> Result<()> {
