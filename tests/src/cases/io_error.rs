@@ -50,7 +50,7 @@ fn manifest(name: &str, policy: Option<&str>) -> Result<Manifest> {
 }
 
 /// Fills the filesystem at `folder`, except [`ROOM`].
-fn leave_little(folder: &Path) -> Result<()> {
+pub(super) fn leave_little(folder: &Path) -> Result<()> {
     let spare = folder.join("spare");
     let file = File::create(&spare)?;
     fallocate(&file, FallocateFlags::empty(), 0, ROOM).context("cannot set room aside")?;
@@ -69,7 +69,7 @@ fn with_policies(ctx: &TestContext, policies: &[Option<&str>]) -> Result<()> {
     Ok(())
 }
 
-fn paused_for_it(vm: &Value) -> bool {
+pub(super) fn paused_for_it(vm: &Value) -> bool {
     vm["paused"] == true && vm["reason"] == "PausedIOError"
 }
 

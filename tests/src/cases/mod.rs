@@ -137,6 +137,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `vsock-1GiB` | `vsock`, with 32 MiB |
 /// | `snapshot-clones` | `snapshot`, without load; property tests of the devices' states |
 /// | `snapshot-once` | `snapshot`; tests of `husk-monitor` with a VMM of its own |
+/// | `snapshot-states` | `snapshot`; property tests of the devices' states |
 /// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
@@ -168,6 +169,7 @@ pub const FULL: &[Case] = &[
     shim::systemd::CASE,
     snapshot::ONCE,
     snapshot::CLONES,
+    snapshot::STATES,
     snapshot::NETWORK,
 ];
 

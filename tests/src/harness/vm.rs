@@ -59,7 +59,8 @@ impl<'s> Vm<'s> {
         Self::start_as(ctx, manifest.name(), command)
     }
 
-    fn start_as(ctx: &'s TestContext, name: &str, command: Command) -> Result<Self> {
+    /// Starts the VM called `name` by `command`, and waits until it runs.
+    pub fn start_as(ctx: &'s TestContext, name: &str, command: Command) -> Result<Self> {
         let name = name.to_owned();
         let run = Session::piped(command, &ctx.log(&format!("{name}.run.log")))?;
         run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)

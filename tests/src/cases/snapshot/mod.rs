@@ -5,6 +5,7 @@ mod network;
 mod once;
 mod refused;
 mod rounds;
+mod states;
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 pub use kills::KILLS;
 pub use network::NETWORK;
 pub use rounds::ROUNDS;
+pub use states::STATES;
 
 pub const CLONES: Case = Case {
     name: "snapshot-clones",

@@ -3,6 +3,7 @@
 use super::{SAVE, text};
 use crate::cases::network::guest::{self, STREAM, pings, ready};
 use crate::harness::context::TestContext;
+use crate::harness::datapath::Datapath;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::Node;
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 pub const NETWORK: Case = Case {
     name: "snapshot-network",
-    about: "a TCP stream goes on over a snapshot, and a connection whose peer waits goes on over a restore in the same pod",
-    limit: Duration::from_secs(600),
+    about: "a TCP stream goes on over a snapshot, and a connection whose peer waits goes on over a restore in the same pod; by vhost-net and by the VMM",
+    limit: Duration::from_secs(900),
     run,
 };
 
@@ -25,13 +26,20 @@ const ECHO: u16 = 7002;
 
 fn run(ctx: &TestContext) -> Result<()> {
     let node = Node::new(ctx, 1450)?;
+    for datapath in [Datapath::Kernel, Datapath::Process] {
+        over(ctx, &node, datapath)?;
+    }
+    Ok(())
+}
+
+fn over(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
     let pod = node.pod(8)?;
     let manifest = Manifest::new("connected")
         .cpu(1, 2, 1)
         .pod_interface(json!({"bridge": {}}))
         .netns(&pod.netns.path())
         .small(&guest::image(ctx)?, "net,shell");
-    let source = Vm::start(ctx, &manifest)?;
+    let source = Vm::start_with(ctx, &manifest, datapath)?;
     let (shell, _) = ready(&source)?;
     shell.ok(&format!("nc -l -p {ECHO} -e /bin/cat >/dev/null 2>&1 & sleep 1"))?;
     let address = pod.address();
@@ -46,7 +54,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     echoes(&connection, "before")?;
 
     let (first, second) = (ctx.path("first"), ctx.path("second"));
-    ctx.part("a stream", || {
+    ctx.part(&format!("a stream, {datapath:?}"), || {
         let words = format!("both {address}:{} 40000000", flow::PORT);
         let stream = flow::begin(ctx, &node.netns, &words)?;
         let snapshot = ["snapshot", "connected", &text(&first), "--resume"];
@@ -54,18 +62,30 @@ fn run(ctx: &TestContext) -> Result<()> {
         stream.wait(STREAM)?.ok().context("the stream")?;
         echoes(&connection, "resumed")
     });
-    ctx.part("a peer that waits", || {
+    ctx.part(&format!("a peer that waits, {datapath:?}"), || {
         ctx.finish(ctx.husk(&["snapshot", "connected", &text(&second)]), SAVE)?
             .ok()?;
         source.discard()?;
         let netns = text(&pod.netns.path());
-        let restored = Vm::restore_with(ctx, &second, "connected", &["--netns", &netns])?;
+        let words = [
+            "restore",
+            &text(&second),
+            "--name",
+            "connected",
+            "--netns",
+            &netns,
+        ];
+        let restored = Vm::start_as(ctx, "connected", datapath.husk(ctx, &words)?)?;
+        datapath.check(&restored)?;
         echoes(&connection, "restored")?;
         let shell = Shell::going_on(restored.console())?;
         pings(&shell, Node::ADDRESS)?;
         let words = format!("both {address}:{} 2000000", flow::PORT);
         flow::request(ctx, &node.netns, &words, STREAM)?;
-        restored.discard()
+        restored.discard()?;
+        std::fs::remove_dir_all(&first)?;
+        std::fs::remove_dir_all(&second)?;
+        Ok(())
     });
     Ok(())
 }
