@@ -190,7 +190,10 @@ impl Worker<'_> {
     fn attempt(&self, case: &Case, in_lab: bool) -> Result<Try> {
         let mut attempt = Try::default();
         let mut closed = false;
-        let mut command = self.suite.command(case).in_lab(in_lab);
+        let mut command = match in_lab {
+            true => self.suite.command_in_lab(case),
+            false => self.suite.command(case),
+        };
         command.lab = self.lab;
         command.env.extend_from_slice(self.env);
         let status = command.lines(self.progress, |line| {
