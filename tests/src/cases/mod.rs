@@ -64,46 +64,29 @@ pub const DEFAULT: &[Case] = &[
     fio::CASE,
     qcow2_refused::REFUSED,
     qcow2_refused::RAW,
-    flushed::CASE,
     power_cut::CASE,
     resize::CASE,
     io_error::STOP,
-    io_error::REPORT,
     scsi::SMALL,
-    lun::RESERVED,
     hotplug::ONE,
-    sync::CASE,
-    balloon::CASE,
     reboot::CASE,
     pause::CASE,
     snapshot::PLAIN,
     guest_agent::CASE,
     vsock::CASE,
-    vhost_vsock::CASE,
     stop::BUTTON,
-    stop::GRACE,
-    watchdog::CASE,
-    downward_metrics::CASE,
     crash::PANIC,
     crash::TRIPLE_FAULT,
     killed::VMM,
     killed::MONITOR,
     killed::COMMAND,
     network::masquerade::CASE,
-    network::link_local::CASE,
-    network::hotplug::CASE,
     network::standalone::CASE,
-    shim::pod::ON_1_7,
     shim::killed::ONE,
     shim::launcher::CASE,
-    full_disk::EMPTY_DISK,
-    full_disk::RUNTIME_DIR,
     unprivileged::CASE,
-    registry::CASE,
     volumes::CASE,
     apply::LIFE,
-    apply::ENDS,
-    apply_user::CASE,
     demo::CASE,
 ];
 
@@ -111,35 +94,66 @@ pub const DEFAULT: &[Case] = &[
 ///
 /// | case | covered in every run by |
 /// | --- | --- |
+/// | `kill-after-flush` | `power-cut` |
+/// | `io-error-report`, `full-disk-under-emptydisk` | `io-error-stop`; tests of the policies in `husk-virtio-blk` |
+/// | `lun-reservation` | tests of reservations in `husk-virtio-scsi` |
+/// | `sync` | `pause`; unit tests of the agent's commands in `husk-monitor` |
+/// | `free-memory` | tests of the balloon in `husk-devices` |
+/// | `vhost-vsock` | `vsock`, by the VMM's own device |
+/// | `stop-grace` | `stop`; tests of `husk-monitor` with a VMM of its own |
+/// | `watchdog` | payload tests of `husk-vmm` with a guest of a few instructions |
+/// | `downward-metrics` | tests of the port and the disk in `husk-monitor` |
+/// | `net-link-local`, `net-hotplug` | `net-masquerade`; tests of `husk-network` and of plugged NICs in `husk-vmm` |
+/// | `shim-pod-1.7` | `shim-launcher`, on containerd 2.1; `shim-killed` |
+/// | `full-runtime-dir` | tests of `husk-monitor` |
+/// | `registry` | `apply`, which pulls from a registry |
+/// | `apply-ends`, `apply-user` | `apply`; tests of the stores and units in `husk` |
 /// | `truncated-images-full` | `truncated-image`, with Debian 13's image |
 /// | `machine-2cpu-512Mi` | `machine-1cpu-128Mi`, `machine-4cpu-5Gi`; unit tests of CPUID in `husk-vmm` |
 /// | `debian-13-bls` | unit tests of the boot loader entries in `husk-image`; `demo` boots Debian by its `grub.cfg` |
 /// | `debian-13-generic` | `demo`, with the cloud kernel |
 /// | `kernel-upgrade` | `demo` (grub.cfg), `stop`, `reboot`; unit tests of MBR disks in `husk-image` |
-/// | `shim-ctr-1.7`, `shim-ctr-2.1` | `shim-pod-1.7`; `shim-launcher`, on containerd 2.1 |
+/// | `shim-ctr-1.7`, `shim-ctr-2.1` | `shim-launcher`, on containerd 2.1 |
 /// | `shim-refused` | unit tests of the pod's specification in `husk-containerd-shim` |
-/// | `shim-pod-2.1` | `shim-pod-1.7`; `shim-launcher` has containerd 2.1 |
-/// | `shim-pod-20` | `shim-pod-1.7`, one pod at a time |
+/// | `shim-pod-2.1` | `shim-launcher` |
+/// | `shim-pod-20` | `shim-launcher`, one pod at a time |
 /// | `shim-cycles` | `shim-killed`, which kills each process once in a chosen state |
-/// | `shim-debian` | `shim-pod-1.7`, with the small guest; `demo` boots the same image |
-/// | `shim-systemd` | `shim-pod-1.7`, without systemd; tests of `husk-cgroup` |
+/// | `shim-debian` | `shim-launcher`, with the small guest; `demo` boots the same image |
+/// | `shim-systemd` | `shim-launcher`, without systemd; tests of `husk-cgroup` |
 /// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
-/// | `net-bridge` | `net-masquerade`, `net-hotplug`; tests of `husk-network` in namespaces |
-/// | `net-debian` | `net-masquerade`, `net-hotplug`, with the small guest; `demo` has Debian's network |
-/// | `net-wire-vhost`, `net-wire-vmm` | `net-masquerade`, `net-hotplug`; tests of `husk-virtio-net` with a tap |
-/// | `lun` | `lun-reservation`; tests of the passthrough in `husk-virtio-scsi` and `husk-scsi-helper` |
+/// | `net-bridge` | `net-masquerade`; tests of `husk-network` in namespaces |
+/// | `net-debian` | `net-masquerade`, with the small guest; `demo` has Debian's network |
+/// | `net-wire-vhost`, `net-wire-vmm` | `net-masquerade`; tests of `husk-virtio-net` with a tap |
+/// | `lun` | tests of the passthrough in `husk-virtio-scsi` and `husk-scsi-helper` |
 /// | `qcow2-shared`, `qcow2-fio` | `power-cut`, `fio-verify`; property tests of qcow2 in `husk-disk` |
-/// | `io-error-policies` | `io-error-stop`, with the default policy; `io-error-report` |
+/// | `io-error-policies` | `io-error-stop`, with the default policy |
 /// | `hotplug-unheard` | `hotplug`; tests of removals without a driver in `husk-virtio-scsi` |
 /// | `hotplug-many` | `hotplug`, one disk at a time |
 /// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
-/// | `vsock-1GiB` | `vsock`, with 32 MiB |
+/// | `vsock-1GiB` | `vsock`, with 32 MiB and fewer connections |
 /// | `snapshot-clones` | `snapshot`, without load; property tests of the devices' states |
 /// | `snapshot-once` | `snapshot`; tests of `husk-monitor` with a VMM of its own |
 /// | `snapshot-states` | `snapshot`; property tests of the devices' states |
 /// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
 pub const FULL: &[Case] = &[
+    flushed::CASE,
+    io_error::REPORT,
+    lun::RESERVED,
+    sync::CASE,
+    balloon::CASE,
+    vhost_vsock::CASE,
+    stop::GRACE,
+    watchdog::CASE,
+    downward_metrics::CASE,
+    network::link_local::CASE,
+    network::hotplug::CASE,
+    shim::pod::ON_1_7,
+    full_disk::EMPTY_DISK,
+    full_disk::RUNTIME_DIR,
+    registry::CASE,
+    apply::ENDS,
+    apply_user::CASE,
     bad_boot::TRUNCATED_OTHERS,
     machine::MEDIUM,
     debian::BLS,
