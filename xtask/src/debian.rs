@@ -9,6 +9,9 @@ use std::process::Command;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
+/// Old suites, whose updates are listed in indexes and gone from the mirrors.
+const WITHOUT_UPDATES: [&str; 1] = ["bullseye"];
+
 /// Commands that making a root tree needs on this machine.
 pub const TOOLS: &[Tool] = &[
     Tool {
@@ -86,8 +89,11 @@ impl Mirror {
         self.source(suite).replacen('[', "[check-valid-until=no ", 1)
     }
 
-    /// sources.list lines for `suite` (a codename) with its updates.
+    /// sources.list lines for `suite` (a codename) with its updates, if mirrors still have them.
     pub fn sources(&self, suite: &str) -> Vec<String> {
+        if WITHOUT_UPDATES.contains(&suite) {
+            return vec![self.source(suite)];
+        }
         let mut lines = vec![
             self.source(suite),
             format!("deb [signed-by={KEYRING}] {} {suite}-updates main", self.main),
