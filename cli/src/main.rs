@@ -37,6 +37,7 @@ mod port_forward;
 mod shutdown;
 mod signals;
 mod status;
+mod step_bars;
 mod vm_ref;
 mod vm_view;
 

@@ -1,17 +1,15 @@
 //! `husk snapshot`.
 
-use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use husk_proto::shim::v1::snapshot_progress::Progress;
-use husk_proto::shim::v1::{SnapshotDone, SnapshotRequest, SnapshotStep};
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressStyle};
+use husk_proto::shim::v1::{SnapshotDone, SnapshotRequest};
 
 use super::run::absolute;
 use crate::failure::{Failure, note, one_line};
 use crate::live_vm;
 use crate::signals::Signals;
+use crate::step_bars::StepBars;
 use crate::vm_ref::VmRef;
 
 /// Save a VM with its memory into a directory, from which `husk restore` continues it
@@ -59,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
         let mut client = live_vm::connect(vm).await?;
-        let mut bars = Bars::new(vm);
+        let mut bars = StepBars::new(vm, "saving");
         let done = tokio::select! {
             done = save(&mut client, request, &mut bars) => {
                 bars.end();
@@ -92,56 +90,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 async fn save(
     client: &mut husk_monitor::client::PodClient,
     request: SnapshotRequest,
-    bars: &mut Bars,
+    bars: &mut StepBars,
 ) -> Result<SnapshotDone, Failure> {
     let mut steps = client.snapshot(request).await?.into_inner();
     while let Some(step) = steps.message().await? {
         match step.progress {
-            Some(Progress::Step(step)) => bars.show(&step),
+            Some(Progress::Step(step)) => bars.show(&step.name, step.done_bytes, step.total_bytes),
             Some(Progress::Done(done)) => return Ok(done),
             None => {}
         }
     }
     Err(Failure::Runtime("the VM ended before it was saved".into()))
-}
-
-/// A bar for each step on a terminal, else a line.
-#[derive(Debug)]
-struct Bars {
-    vm: VmRef,
-    all: MultiProgress,
-    live: bool,
-    shown: BTreeMap<String, ProgressBar>,
-}
-
-impl Bars {
-    fn new(vm: &VmRef) -> Bars {
-        Bars {
-            vm: vm.clone(),
-            all: MultiProgress::new(),
-            live: std::io::stderr().is_terminal(),
-            shown: BTreeMap::new(),
-        }
-    }
-
-    fn show(&mut self, step: &SnapshotStep) {
-        let bar = self.shown.entry(step.name.clone()).or_insert_with(|| {
-            let name = one_line(&step.name);
-            if !self.live {
-                eprintln!("{}: saving {name} ({})", self.vm, HumanBytes(step.total_bytes));
-            }
-            let style =
-                ProgressStyle::with_template("{prefix:19}  {bar:30}  {bytes:>10} of {total_bytes:<10}");
-            let bar = ProgressBar::new(step.total_bytes)
-                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_prefix(name);
-            self.all.add(bar)
-        });
-        bar.set_position(step.done_bytes);
-    }
-
-    /// Removes the bars.
-    fn end(&self) {
-        let _ = self.all.clear();
-    }
 }
