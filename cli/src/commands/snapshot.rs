@@ -41,6 +41,12 @@ pub(crate) struct Args {
     /// Let the VM go on when it is saved, unless it was paused before
     #[arg(long)]
     resume: bool,
+
+    /// Write checksums, so that `husk restore --verify` finds damage
+    ///
+    /// With --resume the VM goes on before. The saved files are read once for it.
+    #[arg(long)]
+    checksums: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -52,6 +58,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let request = SnapshotRequest {
         directory: text.to_owned(),
         resume: args.resume,
+        checksums: args.checksums,
     };
     let vm = &args.vm;
     live_vm::block_on(async {

@@ -217,7 +217,9 @@ impl Pod for StubMonitor {
     /// Volume data does not travel.
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<Self::SnapshotStream> {
         use snapshot_progress::Progress;
-        let SnapshotRequest { directory, resume } = request.into_inner();
+        let SnapshotRequest {
+            directory, resume, ..
+        } = request.into_inner();
         if resume {
             let text = "volume \"data\": /data.img cannot travel";
             return Err(tonic::Status::failed_precondition(text));

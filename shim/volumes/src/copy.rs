@@ -52,8 +52,12 @@ pub fn copy_image(
     progress(total, total)
 }
 
-/// The next range of data at or behind `at`, in a file of `size` bytes.
-fn next_data(file: &File, at: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
+/// The next range of data at or behind `at`, in a file of `size` bytes. Where the file system does not tell, all of the
+/// file is data. Moves the position of the file.
+///
+/// # Errors
+/// The kernel's error.
+pub fn next_data(file: &File, at: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= size {
         return Ok(None);
     }

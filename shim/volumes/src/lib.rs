@@ -36,7 +36,7 @@ use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, Kernel
 use rustix::fs::{FileType, OFlags};
 
 pub use block_sizes::BlockSizes;
-pub use copy::{copy_image, reflink};
+pub use copy::{copy_image, next_data, reflink};
 pub use error::{VolumeError, VolumeFault};
 pub use file_identity::FileIdentity;
 pub use image::{is_locked, lock_image};

@@ -271,10 +271,15 @@ impl Pod for Service {
         &self,
         request: Request<SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        let SnapshotRequest { directory, resume } = request.into_inner();
+        let SnapshotRequest {
+            directory,
+            resume,
+            checksums,
+        } = request.into_inner();
         let order = SnapshotOrder {
             directory: directory.into(),
             resume,
+            checksums,
         };
         let progress = self.vm.snapshot(order).await?;
         Ok(Response::new(ReceiverStream::new(progress)))

@@ -7,7 +7,9 @@ use husk_vmi::{DeviceType, DiskPlan, DiskSource, VmPlan};
 use husk_volumes::ImageFormat;
 use serde_json::Value;
 
-use super::format::{BaseContent, DiskContent, HeldImage, MEMORY, SNAPSHOT, STATE, SavedDisk, Snapshot};
+use super::format::{
+    BaseContent, CHECKSUMS, DiskContent, HeldImage, MEMORY, SNAPSHOT, STATE, SavedDisk, Snapshot,
+};
 
 /// As KubeVirt: the index of an interface is part of an address.
 const MOST_NICS: usize = 100;
@@ -58,7 +60,7 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
             snapshot.plan.disks.len()
         ));
     }
-    let mut files = HashSet::from([SNAPSHOT, STATE, MEMORY]);
+    let mut files = HashSet::from([SNAPSHOT, STATE, MEMORY, CHECKSUMS]);
     let disks = snapshot.disks.iter().zip(&snapshot.plan.disks).enumerate();
     for (n, (saved, disk)) in disks {
         let field = |reason: String| format!("disks[{n}]: {reason}");
@@ -73,10 +75,16 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
             }
         }
     }
-    Ok(())
+    match &snapshot.checksums {
+        Some(checksums) => checksums
+            .check(snapshot)
+            .map_err(|reason| format!("checksums.{reason}")),
+        None => Ok(()),
+    }
 }
 
-fn images(content: &DiskContent) -> Vec<&HeldImage> {
+/// The images of a disk that are in the snapshot.
+pub(super) fn images(content: &DiskContent) -> Vec<&HeldImage> {
     match content {
         DiskContent::Held { image, base, .. } => match base {
             Some(BaseContent::Held(base)) => vec![image, base],

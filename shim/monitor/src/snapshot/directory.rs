@@ -222,6 +222,15 @@ impl NewSnapshot {
         })
     }
 
+    /// Another handle to the directory.
+    pub(crate) fn dir(&self) -> Result<SnapshotDir, SnapshotError> {
+        let fd = self.dir.fd.try_clone();
+        Ok(SnapshotDir {
+            fd: fd.map_err(SnapshotError::io(&self.dir.path))?,
+            path: self.dir.path.clone(),
+        })
+    }
+
     /// Creates an empty file in it.
     pub(crate) fn file(&mut self, name: &str) -> Result<File, SnapshotError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -253,11 +262,7 @@ impl NewSnapshot {
     /// Keeps the complete snapshot.
     pub(crate) fn keep(mut self) -> Result<SnapshotDir, SnapshotError> {
         self.kept = true;
-        let fd = self.dir.fd.try_clone();
-        Ok(SnapshotDir {
-            fd: fd.map_err(SnapshotError::io(&self.dir.path))?,
-            path: self.dir.path.clone(),
-        })
+        self.dir()
     }
 }
 

@@ -58,6 +58,20 @@ pub enum SnapshotError {
         /// The size in snapshot.json.
         expected: u64,
     },
+    /// It was made without checksums.
+    #[error("{} has no checksums: make it with `husk snapshot --checksums`, or leave out --verify", .0.display())]
+    NoChecksums(PathBuf),
+    /// The file with the checksums is another than snapshot.json says.
+    #[error("{} is damaged, or snapshot.json is: nothing can be compared with it", .0.display())]
+    WrongChecksums(PathBuf),
+    /// A file has another content than when it was written.
+    #[error("{}: the MiB at byte {offset} is not what was written: the snapshot is damaged", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Offset of the first wrong MiB, in bytes.
+        offset: u64,
+    },
     /// The VM that it was made of has gone on.
     #[error(
         "{}: the VM was resumed after this snapshot and may have written to volume {volume:?}, which is not in it: make \

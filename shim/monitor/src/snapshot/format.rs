@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::check;
+use super::checksums::Checksums;
 use super::error::SnapshotError;
 
 /// The version of the format.
@@ -22,6 +23,8 @@ pub(super) const SNAPSHOT: &str = "snapshot.json";
 pub(crate) const STATE: &str = "state.json";
 /// The guest's memory.
 pub(crate) const MEMORY: &str = "memory";
+/// The checksums of the other files.
+pub(crate) const CHECKSUMS: &str = "checksums";
 /// Maximum size of the description, in bytes.
 pub(super) const LIMIT: usize = 8 << 20;
 
@@ -49,6 +52,9 @@ pub struct Snapshot {
     /// When it was restored, in seconds since 1970. Only recorded if a writable disk is outside.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) consumed: Option<u64>,
+    /// Only made on request.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) checksums: Option<Checksums>,
 }
 
 /// A disk of the VM.
@@ -183,6 +189,19 @@ impl Snapshot {
             fields.insert("name".into(), name.into());
         }
         vmi
+    }
+
+    /// Refuses a snapshot without checksums.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn check_verifiable(&self, directory: &Path) -> Result<(), SnapshotError> {
+        self.checksums(directory).map(drop)
+    }
+
+    pub(super) fn checksums(&self, directory: &Path) -> Result<&Checksums, SnapshotError> {
+        let none = || SnapshotError::NoChecksums(directory.to_owned());
+        self.checksums.as_ref().ok_or_else(none)
     }
 
     /// Refuses a snapshot that can be restored once, and was, or whose source has gone on.

@@ -5,12 +5,15 @@
 //!     state.json memory  written by the VMM
 //!     disk-VOLUME.img    an image that travels; .qcow2 is an overlay
 //!     base-VOLUME.img    the backing image of an overlay, if no path leads to it
+//!     checksums          of the files but snapshot.json, if they were asked for
 //! ```
 //!
 //! The files are never written again, and VMs that go on from the snapshot keep them open. Only snapshot.json is
 //! replaced: it says that the source has gone on, or that a snapshot which can be restored once was restored.
 
 mod check;
+mod checksums;
+mod chunk_digests;
 mod directory;
 mod disks;
 mod error;
@@ -18,11 +21,13 @@ mod format;
 mod kept_disk;
 mod restore;
 
+pub(crate) use checksums::Checksums;
+pub use checksums::verify;
 pub(crate) use directory::{NewSnapshot, SnapshotDir};
 pub(crate) use disks::{DiskCopies, DiskSet};
 pub use error::SnapshotError;
 pub use format::Snapshot;
-pub(crate) use format::{MEMORY, STATE, SavedDisk, VERSION, now};
+pub(crate) use format::{CHECKSUMS, MEMORY, STATE, SavedDisk, VERSION, now};
 pub(crate) use kept_disk::KeptDisk;
 pub(crate) use restore::OpenSnapshot;
 

@@ -105,7 +105,7 @@ impl OpenSnapshot {
 }
 
 /// Opens a file that must have this size.
-fn sized(dir: &SnapshotDir, name: &str, expected: u64) -> Result<File, SnapshotError> {
+pub(super) fn sized(dir: &SnapshotDir, name: &str, expected: u64) -> Result<File, SnapshotError> {
     let file = dir.file(name)?;
     let path = dir.path_of(name);
     let bytes = file.metadata().map_err(SnapshotError::io(&path))?.len();

@@ -123,6 +123,7 @@ fn run() -> ExitCode {
         false,
         snapshots:
         vms_go_on_from_a_snapshot,
+        checksums_are_written_on_request,
         vm_runs_on_unless_it_was_paused,
         snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
         snapshot_with_a_disk_outside_is_restored_once,

@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use husk_monitor::launch::{LaunchError, MonitorConfig};
 use husk_monitor::snapshot;
@@ -88,6 +90,7 @@ fn begin(
     let request = SnapshotRequest {
         directory: directory.to_str().unwrap().into(),
         resume,
+        ..SnapshotRequest::default()
     };
     let mut client = vm.client.clone();
     Ok(f.wait(client.snapshot(request))?.into_inner())
@@ -210,6 +213,54 @@ pub fn vms_go_on_from_a_snapshot() {
     let mut last = restore(&f, &again, "demo").unwrap();
     kill(&mut last);
     f.is_clean(&[source.pids(), last.pids()].concat());
+}
+
+pub fn checksums_are_written_on_request() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "demo")).unwrap();
+    let directory = dir(&f, "one");
+    let request = SnapshotRequest {
+        directory: directory.to_str().unwrap().into(),
+        resume: true,
+        checksums: true,
+    };
+    let mut client = vm.client.clone();
+    let mut steps = f.wait(client.snapshot(request)).unwrap().into_inner();
+    assert!(!finish(&f, &mut steps).unwrap().paused);
+    let sums = directory.join("checksums");
+    assert_eq!(fs::metadata(&sums).unwrap().permissions().mode() & 0o777, 0o600);
+    let checked = Mutex::new(Vec::new());
+    let progress = |file: &str, done, total| {
+        if done == total {
+            checked.lock().unwrap().push(file.to_owned());
+        }
+    };
+    let verify = || snapshot::verify(&directory, &AtomicBool::new(false), &progress);
+    verify().unwrap();
+    let mut checked = checked.into_inner().unwrap();
+    checked.dedup();
+    let all = [
+        "state.json",
+        "memory",
+        "disk-root.qcow2",
+        "disk-scratch.img",
+        "disk-seed.img",
+    ];
+    assert_eq!(checked, all);
+    let seed = directory.join("disk-seed.img");
+    let image = File::options().write(true).open(&seed).unwrap();
+    image.write_all_at(&[7], 40_000).unwrap();
+    let text = snapshot::verify(&directory, &AtomicBool::new(false), &|_, _, _| {}).unwrap_err();
+    let wanted = format!(
+        "{}: the MiB at byte 0 is not what was written: the snapshot is damaged",
+        seed.display()
+    );
+    assert_eq!(text.to_string(), wanted);
+    // Without being asked, nobody compares.
+    let mut clone = restore(&f, &directory, "clone").unwrap();
+    kill(&mut clone);
+    kill(&mut vm);
+    f.is_clean(&[vm.pids(), clone.pids()].concat());
 }
 
 pub fn vm_runs_on_unless_it_was_paused() {

@@ -1,5 +1,6 @@
 //! The making of one snapshot.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::monitor::vm::RunningVmm;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::call_within;
 use crate::snapshot::{
-    DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir, VERSION, now,
+    CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir,
+    VERSION, now,
 };
 
 /// Interval between two reports of progress.
@@ -44,6 +46,8 @@ struct PreparedFiles {
     copies: DiskCopies,
     state: File,
     memory: File,
+    /// If they are asked for.
+    checksums: Option<File>,
 }
 
 /// A snapshot that is complete, but not kept yet.
@@ -53,12 +57,41 @@ struct Made {
     outside: Vec<String>,
 }
 
-/// Ends the copying of images when it is dropped.
+/// Ends the copying of images, or the writing of checksums, when it is dropped.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Reports the progress of one kind of step, now and then.
+struct Reports {
+    progress: ProgressSender,
+    last: Cell<Option<Instant>>,
+}
+
+impl Reports {
+    fn new(progress: &ProgressSender) -> Reports {
+        Reports {
+            progress: progress.clone(),
+            last: Cell::new(None),
+        }
+    }
+
+    fn step(&self, name: &str, done_bytes: u64, total_bytes: u64) {
+        let due = self.last.get().is_none_or(|last| last.elapsed() >= REPORT_EVERY);
+        if due || done_bytes == 0 || done_bytes == total_bytes {
+            self.last.set(Some(Instant::now()));
+            let step = SnapshotStep {
+                name: name.to_owned(),
+                done_bytes,
+                total_bytes,
+            };
+            // A client that does not read does not hold the VM up.
+            let _ = self.progress.try_send(Ok(of(Progress::Step(step))));
+        }
     }
 }
 
@@ -120,6 +153,7 @@ impl SnapshotJob {
             copies,
             state,
             memory,
+            checksums,
         } = self.prepare(set).await?;
 
         *paused = true;
@@ -133,25 +167,33 @@ impl SnapshotJob {
             *paused = false;
         }
 
+        let synced = blocking(move || {
+            let bytes = |name, file: &File| {
+                let bytes = file.sync_all().and_then(|()| Ok(file.metadata()?.len()));
+                bytes.map_err(|error| VmError::wrong_state(format!("{name}: {error}")))
+            };
+            copies.sync()?;
+            Ok((bytes(STATE, &state)?, bytes(MEMORY, &memory)?, now()))
+        });
+        let (state_bytes, memory_bytes, time) = synced.await?;
+        let checksums = match checksums {
+            Some(sums) => Some(self.sum(new.dir()?, sums, disks.clone()).await?),
+            None => None,
+        };
         let vmi = self.sources.vmi.clone();
         let complete = blocking(move || {
-            for (name, file) in [(STATE, &state), (MEMORY, &memory)] {
-                let synced = file.sync_all();
-                synced.map_err(|error| VmError::wrong_state(format!("{name}: {error}")))?;
-            }
-            copies.sync()?;
-            let bytes = |file: &File| file.metadata().map(|file| file.len());
             let snapshot = Snapshot {
                 version: VERSION,
                 husk: env!("CARGO_PKG_VERSION").to_owned(),
-                time: now(),
+                time,
                 plan,
                 vmi: serde_json::Value::clone(&vmi),
-                state_bytes: bytes(&state).map_err(|error| VmError::internal(error.to_string()))?,
-                memory_bytes: bytes(&memory).map_err(|error| VmError::internal(error.to_string()))?,
+                state_bytes,
+                memory_bytes,
                 disks,
                 resumed: false,
                 consumed: None,
+                checksums,
             };
             Ok(new.complete(&snapshot)?)
         });
@@ -168,7 +210,11 @@ impl SnapshotJob {
 
     /// Makes the directory and its empty files.
     async fn prepare(&self, set: DiskSet) -> Result<PreparedFiles, VmError> {
-        let SnapshotOrder { directory, resume } = self.order.clone();
+        let SnapshotOrder {
+            directory,
+            resume,
+            checksums,
+        } = self.order.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
             let copies = DiskCopies::prepare(&set, &mut new)?;
@@ -184,6 +230,7 @@ impl SnapshotJob {
             Ok(PreparedFiles {
                 state: new.file(STATE)?,
                 memory: new.file(MEMORY)?,
+                checksums: checksums.then(|| new.file(CHECKSUMS)).transpose()?,
                 new,
                 copies,
             })
@@ -267,27 +314,29 @@ impl SnapshotJob {
 
     /// Copies the images.
     async fn copy(&self, copies: DiskCopies) -> Result<(DiskCopies, Vec<SavedDisk>), VmError> {
-        let progress = self.progress.clone();
+        let reports = Reports::new(&self.progress);
         let cancel = CancelOnDrop(Arc::default());
         let cancelled = cancel.0.clone();
         let copied = blocking(move || {
-            let last = std::cell::Cell::new(None::<Instant>);
-            copies.copy(&cancelled, |volume, done_bytes, total_bytes| {
-                let due = last.get().is_none_or(|last| last.elapsed() >= REPORT_EVERY);
-                if due || done_bytes == 0 || done_bytes == total_bytes {
-                    last.set(Some(Instant::now()));
-                    let step = SnapshotStep {
-                        name: format!("volume {volume}"),
-                        done_bytes,
-                        total_bytes,
-                    };
-                    let _ = progress.try_send(Ok(of(Progress::Step(step))));
-                }
+            copies.copy(&cancelled, |volume, done, total| {
+                reports.step(&format!("volume {volume}"), done, total);
             })?;
             let disks = copies.describe()?;
             Ok((copies, disks))
         });
         copied.await
+    }
+
+    /// Writes the checksums into `sums`.
+    async fn sum(&self, dir: SnapshotDir, sums: File, disks: Vec<SavedDisk>) -> Result<Checksums, VmError> {
+        let reports = Reports::new(&self.progress);
+        let cancel = CancelOnDrop(Arc::default());
+        let cancelled = cancel.0.clone();
+        let summed = blocking(move || {
+            let report = |done, total| reports.step(CHECKSUMS, done, total);
+            Ok(Checksums::write(&dir, &sums, &disks, &cancelled, report)?)
+        });
+        summed.await
     }
 }
 

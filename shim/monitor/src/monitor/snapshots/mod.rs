@@ -36,6 +36,8 @@ pub(super) struct SnapshotOrder {
     pub(super) directory: PathBuf,
     /// The VM goes on afterwards, unless it was paused before.
     pub(super) resume: bool,
+    /// It gets checksums of its files.
+    pub(super) checksums: bool,
 }
 
 /// Takes the progress of a snapshot, and its result. Closed, it ends the snapshot.

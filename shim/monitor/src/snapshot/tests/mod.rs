@@ -1,5 +1,6 @@
-//! Tests of the format, the directory and the disks.
+//! Tests of the format, the directory, the disks and the checksums.
 
+mod checksums;
 mod directory;
 mod disks;
 mod format;
