@@ -1,17 +1,23 @@
 //! `husk restore`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_monitor::launch::MonitorConfig;
 use husk_monitor::snapshot::{self, Snapshot};
 use husk_monitor::state::RuntimeDir;
 use husk_vmi::VmPlan;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 
 use super::run::absolute;
 use crate::failure::{Failure, note};
 use crate::launch::{self, Follow};
+use crate::signals::Signals;
+use crate::step_bars::StepBars;
 use crate::vm_ref::VmRef;
-use crate::{doctor, network};
+use crate::{doctor, live_vm, network};
 
 /// Start a VM that goes on from a snapshot
 ///
@@ -30,7 +36,7 @@ Exit status: that of `husk run`, see `husk run --help`.
 Examples:
   husk restore /var/tmp/demo-1
   husk restore /var/tmp/demo-1 --name demo-copy --detach
-  husk restore /var/tmp/demo-1 --paused --console")]
+  husk restore /var/tmp/demo-1 --verify --paused --console")]
 pub(crate) struct Args {
     /// The directory of the snapshot
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -42,6 +48,12 @@ pub(crate) struct Args {
     /// binding `masquerade` it has an outer address of its own; with `bridge` it is refused.
     #[arg(long, value_name = "NAME")]
     name: Option<VmRef>,
+
+    /// First compare all of the snapshot's files with their checksums; needs a snapshot made with --checksums
+    ///
+    /// Without it only the sizes of memory and state are checked. Images that are not in the snapshot are not read.
+    #[arg(long)]
+    verify: bool,
 
     /// Leave the VM paused; `husk resume` lets it go on
     #[arg(long)]
@@ -65,6 +77,9 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let netns = args.netns.as_deref().map(absolute).transpose()?;
     let snapshot = snapshot::read(&directory)?;
     snapshot.check_restorable(&directory)?;
+    if args.verify {
+        snapshot.check_verifiable(&directory)?;
+    }
     let vm = match &args.name {
         Some(name) => name.clone(),
         None => own_name(&snapshot.plan)?,
@@ -91,6 +106,9 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             "{vm} is running already: `--name NAME` gives the VM another name"
         )));
     }
+    if args.verify {
+        verify(&vm, &directory)?;
+    }
     notes(&snapshot);
     let config = MonitorConfig {
         runtime_dir: runtime_dir.path().into(),
@@ -106,6 +124,39 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         verbose,
     };
     launch::run(vec![(vm, config)], follow)
+}
+
+/// Compares the files of a snapshot with their checksums. A signal ends it.
+fn verify(vm: &VmRef, directory: &Path) -> Result<(), Failure> {
+    live_vm::block_on(async {
+        let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
+        let mut bars = StepBars::new(vm, "checking");
+        let (teller, mut told) = mpsc::unbounded_channel();
+        let (directory, cancel) = (directory.to_owned(), Arc::new(AtomicBool::new(false)));
+        let cancelled = cancel.clone();
+        let mut checking = spawn_blocking(move || {
+            snapshot::verify(&directory, &cancelled, &|file, done, total| {
+                let _ = teller.send((file.to_owned(), done, total));
+            })
+        });
+        let checked = loop {
+            tokio::select! {
+                biased;
+                asked = signals.next() => break Err(asked),
+                Some((file, done, total)) = told.recv() => bars.show(&file, done, total),
+                checked = &mut checking => break Ok(checked),
+            }
+        };
+        bars.end();
+        match checked {
+            Ok(checked) => Ok(checked.map_err(Failure::at("check the snapshot"))??),
+            Err(asked) => {
+                cancel.store(true, Ordering::Relaxed);
+                eprintln!("{vm}: interrupted by {} before it was started", asked.name());
+                Err(Failure::Ended(asked.status()))
+            }
+        }
+    })
 }
 
 /// The name of the VM that was saved.
