@@ -7,6 +7,7 @@ use crate::harness::vm::Vm;
 use crate::harness::{PATIENCE, images};
 use anyhow::Result;
 use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -31,8 +32,8 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("# $")?;
     let whole = ctx.path("whole");
-    ctx.finish(ctx.husk(&["snapshot", "plain", &text(&whole)]), SAVE)?
-        .ok()?;
+    let save = ["snapshot", "plain", &text(&whole), "--checksums"];
+    ctx.finish(ctx.husk(&save), SAVE)?.ok()?;
     let again = ctx.run(&["snapshot", "plain", &text(&whole)])?.fails(1)?;
     expect_contains(&again, &[&text(&whole), "empty"])?;
     let running = ctx.run(&["restore", &text(&whole)])?.fails(1)?;
@@ -70,7 +71,33 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     restore(&later, &["version 99"])?;
     restore(&text(&ctx.path("missing")), &["missing"])?;
 
-    let vm = Vm::restore(ctx, &whole, "plain")?;
+    let verify = |dir: &str, words: &[&str]| -> Result<()> {
+        let answer = ctx.finish(ctx.husk(&["restore", dir, "--verify"]), SAVE)?;
+        expect_contains(&answer.fails(1)?, words)?;
+        ctx.nothing_left(Duration::from_secs(10))
+    };
+    let flipped = changed(ctx, &whole, "flipped", |dir| {
+        let memory = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(dir.join("memory"))?;
+        let at = memory.metadata()?.len() - 1;
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, at)?;
+        Ok(memory.write_all_at(&[byte[0] ^ 1], at)?)
+    })?;
+    verify(&flipped, &["checking memory", "flipped/memory: the MiB at byte "])?;
+    let bare = changed(ctx, &whole, "bare", |dir| {
+        let file = dir.join("snapshot.json");
+        let mut document: serde_json::Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        document
+            .as_object_mut()
+            .and_then(|fields| fields.remove("checksums"));
+        Ok(std::fs::write(file, document.to_string())?)
+    })?;
+    verify(&bare, &["bare has no checksums", "--checksums"])?;
+
+    let vm = Vm::restore_with(ctx, &whole, "plain", &["--verify"])?;
     vm.console().send("echo husk-$((40+2))\n")?;
     vm.expect("husk-42")?;
     vm.discard()
