@@ -12,6 +12,9 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Old suites, whose updates are listed in indexes and gone from the mirrors.
 const WITHOUT_UPDATES: [&str; 1] = ["bullseye"];
 
+/// The suite in development.
+pub const TESTING: &str = "forky";
+
 /// Commands that making a root tree needs on this machine.
 pub const TOOLS: &[Tool] = &[
     Tool {
@@ -93,6 +96,9 @@ impl Mirror {
     pub fn sources(&self, suite: &str) -> Vec<String> {
         if WITHOUT_UPDATES.contains(&suite) {
             return vec![self.source(suite)];
+        }
+        if suite == TESTING {
+            return vec![self.lagging(suite)];
         }
         let mut lines = vec![
             self.source(suite),

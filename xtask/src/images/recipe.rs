@@ -189,7 +189,7 @@ pub const ALL: &[Recipe] = &[
     Recipe {
         name: "initramfs-testing-disks",
         about: "Debian testing's cloud kernel and an initramfs with fio and sg3-utils",
-        suite: "forky",
+        suite: debian::TESTING,
         kind: DISKS,
     },
     Recipe {

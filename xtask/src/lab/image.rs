@@ -78,7 +78,7 @@ const ASIDE: &[Aside] = &[
         folder: "/opt/containerd-1.7",
     },
     Aside {
-        suite: "forky",
+        suite: debian::TESTING,
         package: "containerd",
         folder: "/opt/containerd-2.1",
     },
