@@ -197,7 +197,10 @@ pub const LONG: &[Case] = &[
     network::soak::PROCESS,
     shim::killed::HUNDRED,
     power_cut_stores::CASE,
-    snapshot::ROUNDS,
+    snapshot::rounds::ON_5_10,
+    snapshot::rounds::ON_6_1,
+    snapshot::rounds::ON_6_12,
+    snapshot::rounds::ON_TESTING,
     snapshot::KILLS,
 ];
 

@@ -4,7 +4,7 @@ mod kills;
 mod network;
 mod once;
 mod refused;
-mod rounds;
+pub mod rounds;
 mod states;
 
 use crate::harness::context::{TestContext, expect_contains};
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 pub use kills::KILLS;
 pub use network::NETWORK;
-pub use rounds::ROUNDS;
 pub use states::STATES;
 
 pub const CLONES: Case = Case {
