@@ -84,6 +84,7 @@ pub const DEFAULT: &[Case] = &[
     network::standalone::CASE,
     shim::killed::ONE,
     shim::launcher::CASE,
+    full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     volumes::CASE,
     apply::LIFE,
@@ -94,10 +95,10 @@ pub const DEFAULT: &[Case] = &[
 ///
 /// | case | covered in every run by |
 /// | --- | --- |
-/// | `kill-after-flush` | `power-cut` |
-/// | `io-error-report`, `full-disk-under-emptydisk` | `io-error-stop`; tests of the policies in `husk-virtio-blk` |
+/// | `kill-after-flush` | `power-cut`, by the log of all writes |
+/// | `io-error-report`, `full-disk-under-emptydisk` | `io-error-stop`; tests of the policies in `husk-disk` and `husk-virtio-blk` |
 /// | `lun-reservation` | tests of reservations in `husk-virtio-scsi` |
-/// | `sync` | `pause`; unit tests of the agent's commands in `husk-monitor` |
+/// | `sync` | `hotplug`; tests of a changed manifest in `husk-monitor` |
 /// | `free-memory` | tests of the balloon in `husk-devices` |
 /// | `vhost-vsock` | `vsock`, by the VMM's own device |
 /// | `stop-grace` | `stop`; tests of `husk-monitor` with a VMM of its own |
@@ -105,7 +106,6 @@ pub const DEFAULT: &[Case] = &[
 /// | `downward-metrics` | tests of the port and the disk in `husk-monitor` |
 /// | `net-link-local`, `net-hotplug` | `net-masquerade`; tests of `husk-network` and of plugged NICs in `husk-vmm` |
 /// | `shim-pod-1.7` | `shim-launcher`, on containerd 2.1; `shim-killed` |
-/// | `full-runtime-dir` | tests of `husk-monitor` |
 /// | `registry` | `apply`, which pulls from a registry |
 /// | `apply-ends`, `apply-user` | `apply`; tests of the stores and units in `husk` |
 /// | `truncated-images-full` | `truncated-image`, with Debian 13's image |
@@ -150,7 +150,6 @@ pub const FULL: &[Case] = &[
     network::hotplug::CASE,
     shim::pod::ON_1_7,
     full_disk::EMPTY_DISK,
-    full_disk::RUNTIME_DIR,
     registry::CASE,
     apply::ENDS,
     apply_user::CASE,
