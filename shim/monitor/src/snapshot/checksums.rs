@@ -52,8 +52,8 @@ fn file_names(disks: &[SavedDisk]) -> impl Iterator<Item = &str> {
 }
 
 impl Checksums {
-    /// Writes the checksums of a snapshot whose files are complete into `sums`. `progress` is called with the bytes read and those that
-    /// all files take on the disk. Ends soon after `cancelled` is set. Blocks.
+    /// Writes the checksums of a snapshot whose files are complete into `sums`. `progress` is called with the bytes read
+    /// and those that all files take on the disk. Ends soon after `cancelled` is set. Blocks.
     pub(crate) fn write(
         dir: &SnapshotDir,
         sums: &File,
@@ -122,7 +122,8 @@ impl Checksums {
 }
 
 /// Compares all files of a snapshot with their checksums. Images that are not in the snapshot are not read. `progress` is
-/// called with the name of a file, the bytes of it that were read and those that it takes on the disk. Ends soon after `cancelled` is set. Blocks.
+/// called with the name of a file, the bytes of it that were read and those that it takes on the disk. Ends soon after
+/// `cancelled` is set. Blocks.
 ///
 /// # Errors
 /// The snapshot has no checksums, or one of its files is not what was written: the error names it, and the offset of the

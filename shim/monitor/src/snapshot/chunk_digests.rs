@@ -53,9 +53,9 @@ pub(super) enum AfterBatch {
 }
 
 impl ChunkedFile<'_> {
-    /// Passes the digests of all chunks to `take`, in batches. Several threads call it, and later batches may come before earlier ones. If one answers [`AfterBatch::End`], all earlier batches
-    /// are still passed. `progress` gets the bytes that were read since its last call. Ends soon after `cancelled` is set.
-    /// Blocks.
+    /// Passes the digests of all chunks to `take`, in batches. Several threads call it, and later batches may come before
+    /// earlier ones. If one answers [`AfterBatch::End`], all earlier batches are still passed. `progress` gets the bytes
+    /// that were read since its last call. Ends soon after `cancelled` is set. Blocks.
     ///
     /// # Errors
     /// The file cannot be read or has become shorter, `take` failed, or it was cancelled.
