@@ -4,12 +4,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use husk_proto::vmm::v1::{self as pb};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use super::rig::Rig;
 use super::saved_vm::{Saved, letters, paused};
 
 const CHANGES: u32 = 120;
+/// Maximum time of one VMM, on a busy machine too.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A small generator of numbers (xorshift), so that a seed repeats the test.
 struct Numbers(u64);
@@ -130,7 +133,9 @@ async fn a_state_with_a_changed_value_costs_an_error_or_the_guest() {
         let at = numbers.below(count(&good));
         change(nth(&mut document, at), &mut numbers);
         println!("HUSK_STATE_SEED={seed}: value {at}");
-        refused += u32::from(is_refused(&saved.with_state(&document.to_string())).await);
+        let changed = saved.with_state(&document.to_string());
+        let ended = timeout(LIMIT, is_refused(&changed)).await;
+        refused += u32::from(ended.expect("the VMM ends"));
     }
     assert!(refused > CHANGES / 10, "only {refused} of {CHANGES} are refused");
     assert!(!is_refused(&saved).await);
