@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
 use rustix::io::Errno;
@@ -11,6 +11,8 @@ use rustix::io::Errno;
 const CHUNK: u64 = 8 << 20;
 /// Size of the buffer where the kernel cannot copy, in bytes.
 const BUFFER: usize = 1 << 20;
+/// Granularity of the holes that are left for zeros, in bytes.
+const HOLE: usize = 64 << 10;
 /// Size of a block in `st_blocks`, in bytes.
 const SECTOR: u64 = 512;
 
@@ -19,15 +21,20 @@ pub fn reflink(from: &File, to: &File) -> io::Result<()> {
     Ok(ioctl_ficlone(to, from)?)
 }
 
-/// Copies an image into the empty file `to`. Calls `progress` with the numbers of bytes copied so far and of all; an
-/// error of it ends the copy. Moves the position of `from`. Blocks.
+/// Copies an image, which may be a block device, into the empty file `to`. Calls `progress` with the numbers of bytes
+/// copied so far and of all; an error of it ends the copy. Moves the position of `from`. Blocks.
 pub fn copy_image(
     from: &File,
     to: &File,
     progress: &mut dyn FnMut(u64, u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let stat = from.metadata()?;
-    let (size, total) = (stat.len(), stat.len().min(stat.blocks().saturating_mul(SECTOR)));
+    // The metadata of a block device has no size.
+    let size = seek(from, SeekFrom::End(0))?;
+    let total = match stat.file_type().is_block_device() {
+        true => size,
+        false => size.min(stat.blocks().saturating_mul(SECTOR)),
+    };
     progress(0, total)?;
     if reflink(from, to).is_ok() {
         return progress(total, total);
@@ -103,11 +110,25 @@ impl ExtentCopy<'_> {
         match self.from.read_at(part, at)? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             read => {
-                self.to.write_all_at(&part[..read], at)?;
+                write_sparse(self.to, &part[..read], at)?;
                 Ok(read as u64)
             }
         }
     }
+}
+
+/// Writes `bytes` at `at` of a file that has only a hole there, and leaves holes for zeros: a block device has none, and
+/// an image that was allocated in full few.
+fn write_sparse(to: &File, bytes: &[u8], mut at: u64) -> io::Result<()> {
+    for part in bytes.chunks(HOLE) {
+        // Without a branch for each byte, so that the compiler uses wide registers.
+        let mut lines = part.chunks(256);
+        if lines.any(|line| line.iter().fold(0, |all, byte| all | byte) != 0) {
+            to.write_all_at(part, at)?;
+        }
+        at += part.len() as u64;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -169,6 +190,27 @@ mod tests {
             ErrorKind::UnexpectedEof,
             "the file has become shorter"
         );
+    }
+
+    #[test]
+    fn zeros_become_holes_where_the_kernel_does_not_copy() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let from = File::from(rustix::fs::memfd_create("from", flags).unwrap());
+        // Allocated, as an image of a storage provider.
+        from.write_all_at(&vec![0; 4 << 20], 0).unwrap();
+        from.write_all_at(b"data", MIB + 70_000).unwrap();
+        from.write_all_at(b"end", 4 * MIB - 3).unwrap();
+        let to = tempfile::tempfile().unwrap();
+        let mut last = (0, 0);
+        copy_image(&from, &to, &mut |done, total| {
+            last = (done, total);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(last, (4 * MIB, 4 * MIB));
+        assert!(same(&from, &to));
+        let allocated = to.metadata().unwrap().blocks() * SECTOR;
+        assert!(allocated > 0 && allocated <= MIB / 2, "{allocated}");
     }
 
     #[test]
