@@ -137,6 +137,9 @@ fn snapshot_shows_its_steps_and_what_does_not_travel() {
             "error: volume \"data\": /data.img cannot travel\n".into()
         )
     );
+    let in_full = ["snapshot", "demo", "/snap", "--resume", "--copy-disks"];
+    let said = "demo: saving memory (64.00 MiB)\ndemo: saved in /snap\n";
+    assert_eq!(told(&output(root.path(), &in_full)), (0, "".into(), said.into()));
     let (code, _, stderr) = told(&output(root.path(), &["snapshot", "demo", "/interrupted"]));
     assert_eq!(code, 1);
     assert!(

@@ -19,8 +19,8 @@ use crate::vm_ref::VmRef;
 ///
 /// Overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone travel in the snapshot. Images that
 /// are only read must stay where they are. A writable image of a persistentVolumeClaim, dataVolume or hostDisk travels if
-/// DIR is on the same file system and that has reflinks, such as XFS and Btrfs. Otherwise the snapshot can be restored
-/// once, and only if this VM does not go on.
+/// DIR is on the same file system and that has reflinks, such as XFS and Btrfs, or with --copy-disks. Otherwise the
+/// snapshot can be restored once, and only if this VM does not go on.
 ///
 /// DIR holds the guest's secrets, because it holds all of the guest's memory.
 #[derive(Debug, clap::Args)]
@@ -29,6 +29,7 @@ Exit status: 0 saved, 1 failure, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 
 Examples:
   husk snapshot demo /var/tmp/demo-1 --resume
+  husk snapshot demo /backup/demo-1 --resume --copy-disks
   husk snapshot demo demo-2 && husk stop --force demo && husk restore demo-2")]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
@@ -47,6 +48,13 @@ pub(crate) struct Args {
     /// With --resume the VM goes on before. The saved files are read once for it.
     #[arg(long)]
     checksums: bool,
+
+    /// Copy writable images in full where no reflink is possible, so that they travel
+    ///
+    /// The VM is paused meanwhile. Images and block devices of persistentVolumeClaims, dataVolumes and hostDisks are copied
+    /// without their zeros; `shareable` disks, which other VMs may write, are not.
+    #[arg(long)]
+    copy_disks: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -59,6 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         directory: text.to_owned(),
         resume: args.resume,
         checksums: args.checksums,
+        copy_disks: args.copy_disks,
     };
     let vm = &args.vm;
     live_vm::block_on(async {

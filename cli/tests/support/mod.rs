@@ -214,13 +214,16 @@ impl Pod for StubMonitor {
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
     }
 
-    /// Volume data does not travel.
+    /// Volume data does not travel, unless it is copied in full.
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<Self::SnapshotStream> {
         use snapshot_progress::Progress;
         let SnapshotRequest {
-            directory, resume, ..
+            directory,
+            resume,
+            copy_disks,
+            ..
         } = request.into_inner();
-        if resume {
+        if resume && !copy_disks {
             let text = "volume \"data\": /data.img cannot travel";
             return Err(tonic::Status::failed_precondition(text));
         }
@@ -234,8 +237,11 @@ impl Pod for StubMonitor {
         let mut steps = vec![step(0), step(64 << 20)];
         if !directory.contains("interrupted") {
             steps.push(Progress::Done(SnapshotDone {
-                paused: true,
-                outside: vec!["data".into()],
+                paused: !resume,
+                outside: match copy_disks {
+                    true => Vec::new(),
+                    false => vec!["data".into()],
+                },
             }));
         }
         let steps = steps

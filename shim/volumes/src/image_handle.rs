@@ -44,12 +44,6 @@ impl ImageHandle {
         let stat = fstat(&self.path)?;
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 0)
     }
-
-    /// True if the image is a block device.
-    pub fn is_block_device(&self) -> io::Result<bool> {
-        let stat = fstat(&self.path)?;
-        Ok(FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
-    }
 }
 
 /// Opens an open file once more, with flags and locks of its own.
@@ -77,7 +71,7 @@ mod tests {
         // As the cache mode of a disk does.
         fcntl_setfl(&file, fcntl_getfl(&file).unwrap() | OFlags::APPEND).unwrap();
         let handle = ImageHandle::of(&file).unwrap();
-        assert!(handle.is_nameless().unwrap() && !handle.is_block_device().unwrap());
+        assert!(handle.is_nameless().unwrap());
         file.write_all_at(b"late", 0).unwrap();
         drop(file);
         let read = handle.try_clone().unwrap().open().unwrap();

@@ -275,11 +275,13 @@ impl Pod for Service {
             directory,
             resume,
             checksums,
+            copy_disks,
         } = request.into_inner();
         let order = SnapshotOrder {
             directory: directory.into(),
             resume,
             checksums,
+            copy_disks,
         };
         let progress = self.vm.snapshot(order).await?;
         Ok(Response::new(ReceiverStream::new(progress)))

@@ -28,8 +28,19 @@ pub(crate) struct DiskSet {
 /// The disks of a snapshot that is being made.
 #[derive(Debug)]
 pub(crate) struct DiskCopies {
+    /// Images that the guest writes are copied also where that takes time.
+    full: bool,
     disks: Vec<PlannedDisk>,
     copies: Vec<ImageCopy>,
+}
+
+/// A volume that is written to and does not travel.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WrittenOutside {
+    pub(crate) volume: String,
+    pub(crate) path: String,
+    /// Other VMs may write to it.
+    pub(crate) shareable: bool,
 }
 
 #[derive(Debug)]
@@ -50,6 +61,7 @@ enum Planned {
     },
     Outside {
         written: bool,
+        shareable: bool,
     },
 }
 
@@ -70,9 +82,15 @@ struct ImageCopy {
 }
 
 impl DiskCopies {
-    /// Decides for each disk whether it travels, and creates the files of those that do. Blocks.
-    pub(crate) fn prepare(set: &DiskSet, new: &mut NewSnapshot) -> Result<DiskCopies, SnapshotError> {
+    /// Decides for each disk whether it travels, and creates the files of those that do. With `full`, images that the
+    /// guest writes travel also where they cannot be copied in an instant. Blocks.
+    pub(crate) fn prepare(
+        set: &DiskSet,
+        new: &mut NewSnapshot,
+        full: bool,
+    ) -> Result<DiskCopies, SnapshotError> {
         let mut planned = DiskCopies {
+            full,
             disks: Vec::new(),
             copies: Vec::new(),
         };
@@ -126,13 +144,11 @@ impl DiskCopies {
         }
         let travels = if image.is_private().map_err(io)? {
             Some(self.held("disk", disk, image, new)?)
-        } else if disk.read_only {
-            None
-        } else if disk.shareable || image.handle.is_block_device().map_err(io)? {
+        } else if disk.read_only || disk.shareable {
             // The writes of other VMs are not in a copy.
             None
         } else {
-            self.shared(disk, image, new)?
+            self.written(disk, image, new)?
         };
         Ok(match travels {
             Some(image) => Planned::Held {
@@ -142,6 +158,7 @@ impl DiskCopies {
             },
             None => Planned::Outside {
                 written: !disk.read_only,
+                shareable: disk.shareable,
             },
         })
     }
@@ -165,8 +182,8 @@ impl DiskCopies {
     }
 
     /// Plans the copy of an image that the guest writes, if the file system can share its extents: the copy takes no
-    /// time then.
-    fn shared(
+    /// time then. Otherwise only if images are copied in full.
+    fn written(
         &mut self,
         disk: &DiskPlan,
         image: &KeptImage,
@@ -174,7 +191,8 @@ impl DiskCopies {
     ) -> Result<Option<HeldImage>, SnapshotError> {
         let (held, to) = create("disk", disk, image, new)?;
         let from = open(disk, image)?;
-        if reflink(&from, &to).is_err() {
+        let shared = reflink(&from, &to).is_ok();
+        if !shared && !self.full {
             new.remove(&held.file);
             return Ok(None);
         }
@@ -182,21 +200,26 @@ impl DiskCopies {
             volume: disk.name.clone(),
             from,
             to,
-            shared: true,
+            shared,
         });
         Ok(Some(held))
     }
 
-    /// Names and paths of the volumes that are written to and do not travel.
-    pub(crate) fn written_outside(&self) -> Vec<(String, String)> {
-        let outside = self
-            .disks
-            .iter()
-            .filter(|disk| matches!(disk.content, Planned::Outside { written: true }));
+    /// The volumes that are written to and do not travel.
+    pub(crate) fn written_outside(&self) -> Vec<WrittenOutside> {
         let path = |disk: &PlannedDisk| disk.kept.as_ref().map(|kept| kept.path.display().to_string());
-        outside
-            .map(|disk| (disk.name.clone(), path(disk).unwrap_or_default()))
-            .collect()
+        let outside = self.disks.iter().filter_map(|disk| match disk.content {
+            Planned::Outside {
+                written: true,
+                shareable,
+            } => Some(WrittenOutside {
+                volume: disk.name.clone(),
+                path: path(disk).unwrap_or_default(),
+                shareable,
+            }),
+            _ => None,
+        });
+        outside.collect()
     }
 
     /// Copies the images, which nobody writes meanwhile. `progress` is called with the volume and the bytes copied so far
@@ -223,9 +246,7 @@ impl DiskCopies {
                     Ok(())
                 }),
             };
-            copied.map_err(|error| {
-                SnapshotError::volume(volume, format!("its image was not copied: {error}"))
-            })?;
+            copied.map_err(not_copied(volume))?;
         }
         Ok(())
     }
@@ -233,8 +254,7 @@ impl DiskCopies {
     /// Syncs the copies. Blocks.
     pub(crate) fn sync(&self) -> Result<(), SnapshotError> {
         for copy in &self.copies {
-            let synced = copy.to.sync_all();
-            synced.map_err(|error| SnapshotError::volume(&copy.volume, error.to_string()))?;
+            copy.to.sync_all().map_err(not_copied(&copy.volume))?;
         }
         Ok(())
     }
@@ -302,6 +322,19 @@ fn create(
     };
     let file = new.file(&held.file)?;
     Ok((held, file))
+}
+
+/// The error of the copy of a volume's image.
+pub(super) fn not_copied(volume: &str) -> impl FnOnce(io::Error) -> SnapshotError {
+    move |error| {
+        let reason = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!(
+                "its image does not fit into the snapshot: {error}: make room, or name a directory on another file system"
+            ),
+            _ => format!("its image was not copied: {error}"),
+        };
+        SnapshotError::volume(volume, reason)
+    }
 }
 
 fn open(disk: &DiskPlan, image: &KeptImage) -> Result<File, SnapshotError> {

@@ -24,7 +24,7 @@ mod restore;
 pub(crate) use checksums::Checksums;
 pub use checksums::verify;
 pub(crate) use directory::{NewSnapshot, SnapshotDir};
-pub(crate) use disks::{DiskCopies, DiskSet};
+pub(crate) use disks::{DiskCopies, DiskSet, WrittenOutside};
 pub use error::SnapshotError;
 pub use format::Snapshot;
 pub(crate) use format::{CHECKSUMS, MEMORY, STATE, SavedDisk, VERSION, now};

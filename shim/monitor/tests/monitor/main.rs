@@ -127,6 +127,7 @@ fn run() -> ExitCode {
         vm_runs_on_unless_it_was_paused,
         snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
         snapshot_with_a_disk_outside_is_restored_once,
+        disk_is_copied_in_full_on_request,
         resume_waits_for_a_snapshot_that_can_be_told,
         refused_save_leaves_nothing,
         interrupted_snapshot_leaves_nothing,
@@ -142,6 +143,7 @@ fn run() -> ExitCode {
     trials.extend(trials![
         no_network,
         snapshots:
+        disk_that_does_not_fit_leaves_nothing,
         interfaces_keep_their_addresses,
         plugged_interface_is_refused,
     ]);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::call_within;
 use crate::snapshot::{
     CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir,
-    VERSION, now,
+    VERSION, WrittenOutside, now,
 };
 
 /// Interval between two reports of progress.
@@ -204,7 +205,7 @@ impl SnapshotJob {
         }
         Ok(Made {
             complete,
-            outside: outside.into_iter().map(|(volume, _)| volume).collect(),
+            outside: outside.into_iter().map(|disk| disk.volume).collect(),
         })
     }
 
@@ -214,18 +215,13 @@ impl SnapshotJob {
             directory,
             resume,
             checksums,
+            copy_disks,
         } = self.order.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
-            let copies = DiskCopies::prepare(&set, &mut new)?;
-            if resume && let Some((volume, path)) = copies.written_outside().first() {
-                let text = format!(
-                    "volume {volume:?}: {path} cannot be copied in an instant into {}, so the VM may not go on after the \
-                     snapshot: leave out --resume, or put image and snapshot on one file system with reflinks, such as \
-                     XFS or Btrfs",
-                    directory.display()
-                );
-                return Err(VmError::wrong_state(text));
+            let copies = DiskCopies::prepare(&set, &mut new, copy_disks)?;
+            if resume && let Some(outside) = copies.written_outside().first() {
+                return Err(VmError::wrong_state(may_not_go_on(outside, &directory)));
             }
             Ok(PreparedFiles {
                 state: new.file(STATE)?,
@@ -337,6 +333,23 @@ impl SnapshotJob {
             Ok(Checksums::write(&dir, &sums, &disks, &cancelled, report)?)
         });
         summed.await
+    }
+}
+
+/// Why a VM with this disk may not go on after its snapshot in `directory`.
+fn may_not_go_on(outside: &WrittenOutside, directory: &Path) -> String {
+    let WrittenOutside { volume, path, .. } = outside;
+    match outside.shareable {
+        true => format!(
+            "volume {volume:?}: {path} is not in a snapshot, because it is `shareable` and other VMs may write to it, so \
+             the VM may not go on after the snapshot: leave out --resume"
+        ),
+        false => format!(
+            "volume {volume:?}: {path} cannot be copied in an instant into {}, so the VM may not go on after the \
+             snapshot: copy it in full with --copy-disks, leave out --resume, or put image and snapshot on one file \
+             system with reflinks, such as XFS or Btrfs",
+            directory.display()
+        ),
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) struct SnapshotOrder {
     pub(super) resume: bool,
     /// It gets checksums of its files.
     pub(super) checksums: bool,
+    /// Images that the guest writes are copied in full where they cannot be copied in an instant.
+    pub(super) copy_disks: bool,
 }
 
 /// Takes the progress of a snapshot, and its result. Closed, it ends the snapshot.

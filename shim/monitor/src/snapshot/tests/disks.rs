@@ -9,8 +9,9 @@ use husk_vmi::{DeviceType, DiskPlan, DiskSource, FileId, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, PathPolicy, ScratchDir, Volumes};
 
 use super::*;
+use crate::snapshot::disks::not_copied;
 use crate::snapshot::format::{BaseContent, DiskContent, HeldImage};
-use crate::snapshot::{DiskCopies, DiskSet, KeptDisk, NewSnapshot, SavedDisk, SnapshotError};
+use crate::snapshot::{DiskCopies, DiskSet, KeptDisk, NewSnapshot, SavedDisk, SnapshotError, WrittenOutside};
 
 const MIB: u64 = 1 << 20;
 
@@ -83,6 +84,14 @@ fn held(file: &str, format: ImageFormat) -> HeldImage {
     }
 }
 
+fn outside(volume: &str, path: &Path, shareable: bool) -> WrittenOutside {
+    WrittenOutside {
+        volume: volume.into(),
+        path: path.display().to_string(),
+        shareable,
+    }
+}
+
 #[test]
 fn images_that_no_path_leads_to_travel() {
     let mut rig = Rig::new();
@@ -122,9 +131,8 @@ fn images_that_no_path_leads_to_travel() {
     fs::remove_file(gone).unwrap();
     let set = rig.set(&open.disks);
     let mut new = rig.new_snapshot();
-    let copies = DiskCopies::prepare(&set, &mut new).unwrap();
-    let path = data.display().to_string();
-    assert_eq!(copies.written_outside(), [("data".to_owned(), path)]);
+    let copies = DiskCopies::prepare(&set, &mut new, false).unwrap();
+    assert_eq!(copies.written_outside(), [outside("data", &data, true)]);
     // What is written up to the copy is in it.
     write(0, "overlay");
     write(2, "scratch");
@@ -174,7 +182,7 @@ fn writable_image_travels_where_extents_can_be_shared() {
     rig.disk("data", DiskSource::File(data), |_| {});
     let open = rig.open();
     let mut new = rig.new_snapshot();
-    let copies = DiskCopies::prepare(&rig.set(&open.disks), &mut new).unwrap();
+    let copies = DiskCopies::prepare(&rig.set(&open.disks), &mut new, false).unwrap();
     copies.copy(&AtomicBool::new(false), |_, _, _| {}).unwrap();
     let copy = rig.home.path().join("snap/disk-data.img");
     // This depends on the file system of temporary files.
@@ -185,12 +193,94 @@ fn writable_image_travels_where_extents_can_be_shared() {
 }
 
 #[test]
+fn written_image_travels_in_full_on_request() {
+    // Another file system than the snapshot's: no extents can be shared.
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = |name: &str| {
+        let path = other.path().join(name);
+        let file = File::create(&path).unwrap();
+        // Allocated in full.
+        file.write_all_at(&vec![0; MIB as usize], 0).unwrap();
+        path
+    };
+    let mut rig = Rig::new();
+    let (data, shared, fixed) = (image("data.img"), image("shared.img"), image("fixed.img"));
+    rig.disk("data", DiskSource::File(data.clone()), |disk| {
+        disk.cache = husk_vmi::CacheMode::WriteBack;
+    });
+    rig.disk("shared", DiskSource::File(shared.clone()), |disk| {
+        disk.shareable = true
+    });
+    rig.disk("fixed", DiskSource::File(fixed), |disk| disk.read_only = true);
+    let open = rig.open();
+    let set = rig.set(&open.disks);
+    let snap = rig.home.path().join("snap");
+    let shared = outside("shared", &shared, true);
+
+    let mut new = rig.new_snapshot();
+    let copies = DiskCopies::prepare(&set, &mut new, false).unwrap();
+    assert_eq!(copies.written_outside()[0], outside("data", &data, false));
+    assert_eq!(copies.written_outside()[1], shared);
+    assert!(!snap.join("disk-data.img").exists());
+    drop(new);
+
+    let mut new = rig.new_snapshot();
+    let copies = DiskCopies::prepare(&set, &mut new, true).unwrap();
+    assert_eq!(copies.written_outside(), [shared]);
+    // What is written up to the copy is in it, and what is written later is not.
+    let write = |text: &[u8]| {
+        let file = File::from(open.disks[0].file.as_ref().unwrap().try_clone().unwrap());
+        file.write_all_at(text, 4096).unwrap();
+    };
+    write(b"before");
+    let last = std::cell::Cell::new(0);
+    copies
+        .copy(&AtomicBool::new(false), |volume, done, total| {
+            assert_eq!((volume, total), ("data", MIB));
+            last.set(done);
+        })
+        .unwrap();
+    assert_eq!(last.get(), MIB);
+    write(b"behind");
+    copies.sync().unwrap();
+    let copy = fs::read(snap.join("disk-data.img")).unwrap();
+    assert_eq!((copy.len() as u64, &copy[4096..4102]), (MIB, &b"before"[..]));
+    let disks = describe(&copies);
+    assert_eq!(
+        disks["data"].content,
+        DiskContent::Held {
+            image: held("disk-data.img", ImageFormat::Raw),
+            base: None,
+            block_sizes: None,
+        }
+    );
+    for name in ["shared", "fixed"] {
+        assert!(matches!(disks[name].content, DiskContent::Outside(_)), "{name}");
+        assert!(!snap.join(format!("disk-{name}.img")).exists());
+    }
+}
+
+#[test]
+fn image_that_does_not_fit_is_told() {
+    let text = |errno: rustix::io::Errno| not_copied("data")(errno.into()).to_string();
+    for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
+        let text = text(errno);
+        let wanted = "volume \"data\": its image does not fit into the snapshot: ";
+        assert!(text.starts_with(wanted) && text.contains("make room"), "{text}");
+    }
+    assert_eq!(
+        text(rustix::io::Errno::IO),
+        "volume \"data\": its image was not copied: Input/output error (os error 5)"
+    );
+}
+
+#[test]
 fn disks_that_cannot_be_found_again_are_refused_by_name() {
     let refused = |source: DiskSource, device: DeviceType, reason: &str| {
         let mut rig = Rig::new();
         rig.disk("data", source, |disk| disk.device = device);
         let mut new = rig.new_snapshot();
-        let error = DiskCopies::prepare(&rig.set(&[]), &mut new)
+        let error = DiskCopies::prepare(&rig.set(&[]), &mut new, false)
             .unwrap_err()
             .to_string();
         assert!(
@@ -220,7 +310,7 @@ fn copy_ends_when_it_is_cancelled() {
     rig.disk("two", DiskSource::EmptyDisk { capacity_bytes: MIB }, |_| {});
     let open = rig.open();
     let mut new = rig.new_snapshot();
-    let copies = DiskCopies::prepare(&rig.set(&open.disks), &mut new).unwrap();
+    let copies = DiskCopies::prepare(&rig.set(&open.disks), &mut new, false).unwrap();
     let cancelled = AtomicBool::new(false);
     let ended = copies.copy(&cancelled, |volume, _, _| {
         assert_eq!(volume, "one");

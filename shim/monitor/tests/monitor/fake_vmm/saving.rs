@@ -64,7 +64,7 @@ impl Fake {
             }
             // What the guest wrote last.
             for (id, file) in &guest.lock().unwrap().disks {
-                if ["root", "scratch"].contains(&id.as_str()) {
+                if ["root", "scratch", "claim"].contains(&id.as_str()) {
                     let _ = file.write_at(b"flushed", 0);
                 }
             }
