@@ -30,8 +30,8 @@ pub const CLONES: Case = Case {
 
 pub const ONCE: Case = Case {
     name: "snapshot-once",
-    about: "a snapshot without all disks is restored once, and not after its VM has gone on",
-    limit: Duration::from_secs(480),
+    about: "a snapshot without all disks is restored once, and not after its VM has gone on; one with a full copy is cloned",
+    limit: Duration::from_secs(720),
     run: once::run,
 };
 
