@@ -69,7 +69,10 @@ fn rounds(
     image: &Path,
     seed: u64,
 ) -> Result<()> {
-    let manifest = Manifest::new("rounds").cpu(1, vcpus, 1).memory("256Mi");
+    // A part that fails leaves its VM.
+    let name = format!("rounds-{vcpus}-{disk}");
+    // Debian 12's fio has 90 MB of libraries.
+    let manifest = Manifest::new(&name).cpu(1, vcpus, 1).memory("384Mi");
     let manifest = match disk {
         "blk" => manifest.empty_disk("data", "32Mi"),
         "scsi" => manifest.device(
@@ -85,11 +88,11 @@ fn rounds(
     Shell::small(&vm)?.ok("dmesg -n 1")?;
     for round in 0..EACH {
         load(&Shell::going_on(vm.console())?, &disks, seed + u64::from(round))?;
-        let dir = ctx.path("rounds");
-        ctx.finish(ctx.husk(&["snapshot", "rounds", &text(&dir)]), SAVE)?
+        let dir = ctx.path(&name);
+        ctx.finish(ctx.husk(&["snapshot", &name, &text(&dir)]), SAVE)?
             .ok()?;
         vm.discard()?;
-        vm = Vm::restore(ctx, &dir, "rounds")?;
+        vm = Vm::restore(ctx, &dir, &name)?;
         let shell = Shell::going_on(vm.console())?;
         check_load(&shell, &disks).with_context(|| format!("round {round}"))?;
         shell.ok("rm -f ticks")?;
