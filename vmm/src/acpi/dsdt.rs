@@ -1,15 +1,16 @@
 //! The DSDT: the devices that PCI does not enumerate, and the methods that handle events.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, And, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
-    FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, MethodCall, Name,
-    Notify, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
+    AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Equal, Field, FieldAccessType,
+    FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, MethodCall,
+    Name, Notify, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 use husk_devices::legacy::power::{self, PowerEvent};
 use husk_devices::legacy::{pvpanic, rtc, serial};
 use husk_devices::pci::hotplug;
 
+use super::PciSlots;
 use super::resources::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::layout::{ECAM, GENERATION_ID, Layout, PCI_MMIO32};
 
@@ -52,8 +53,40 @@ fn slot_path(slot: u8) -> String {
     format!("S{slot:02}_")
 }
 
-/// The root bridge with its windows, its hot-pluggable slots and the method that scans them for changes.
-fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
+/// A slot into which functions can be plugged.
+fn hotplug_slot(out: &mut Vec<u8>, slot: u8) {
+    let (bit, register) = (1u32 << slot, Path::new("B0EJ"));
+    let eject = Store::new(&register, &bit);
+    let method = Method::new("_EJ0".into(), 1, true, vec![&eject]);
+    let address = Name::new("_ADR".into(), &(u32::from(slot) << 16));
+    let number = Name::new("_SUN".into(), &slot);
+    append(
+        out,
+        &Device::new(slot_path(slot).as_str().into(), vec![&address, &number, &method]),
+    );
+}
+
+/// The slot of a NIC that a machine starts with. Neither `_EJ0` nor `_SUN`: by both udev would name the NIC after a slot
+/// (`ens1`), which it does not by the address alone (`enp0s1`). The guest says by `_OST` (ACPI 6.5, section 6.3.5) that it
+/// has let go.
+fn nic_slot(out: &mut Vec<u8>, slot: u8) {
+    let (bit, register) = (1u32 << slot, Path::new("B0EJ"));
+    let eject = Store::new(&register, &bit);
+    let (event, status) = (Arg(0), Arg(1));
+    let has_succeeded = Equal::new(&status, &ZERO);
+    let if_succeeded = If::new(&has_succeeded, vec![&eject]);
+    let is_ejection = Equal::new(&event, &EJECT_REQUEST);
+    let ejected = If::new(&is_ejection, vec![&if_succeeded]);
+    let method = Method::new("_OST".into(), 3, true, vec![&ejected]);
+    let address = Name::new("_ADR".into(), &(u32::from(slot) << 16));
+    append(
+        out,
+        &Device::new(slot_path(slot).as_str().into(), vec![&address, &method]),
+    );
+}
+
+/// The root bridge with its windows, the slots whose functions come and go, and the method that scans them for changes.
+fn pci_root(out: &mut Vec<u8>, layout: &Layout, pci: PciSlots<'_>) {
     let bus = AddressSpace::new_bus_number(0u16, 0u16);
     let config = IO::new(0xcf8, 0xcf8, 1, 8);
     let low = AddressSpace::new_memory(
@@ -73,23 +106,15 @@ fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
     );
 
     let mut slots = Vec::new();
-    for &slot in hotplug_slots {
-        let bit = 1u32 << slot;
-        let register = Path::new("B0EJ");
-        let eject = Store::new(&register, &bit);
-        let method = Method::new("_EJ0".into(), 1, true, vec![&eject]);
-        let address = Name::new("_ADR".into(), &(u32::from(slot) << 16));
-        let number = Name::new("_SUN".into(), &slot);
-        append(
-            &mut slots,
-            &Device::new(slot_path(slot).as_str().into(), vec![&address, &number, &method]),
-        );
-    }
+    pci.hotplug
+        .iter()
+        .for_each(|&slot| hotplug_slot(&mut slots, slot));
+    pci.nics.iter().for_each(|&slot| nic_slot(&mut slots, slot));
     let mut scan = Vec::new();
     for (local, register) in [(0, "PCIU"), (1, "PCID")] {
         append(&mut scan, &Store::new(&Local(local), &Path::new(register)));
     }
-    for &slot in hotplug_slots {
+    for &slot in pci.hotplug.iter().chain(pci.nics) {
         let bit = 1u32 << slot;
         for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
             let (masked, path) = (Local(2), Path::new(&slot_path(slot)));
@@ -218,9 +243,9 @@ fn events(out: &mut Vec<u8>) {
 }
 
 /// The definition block of the DSDT, without its header.
-pub fn definition_block(layout: &Layout, hotplug_slots: &[u8]) -> Vec<u8> {
+pub fn definition_block(layout: &Layout, slots: PciSlots<'_>) -> Vec<u8> {
     let mut scope = Vec::new();
-    pci_root(&mut scope, layout, hotplug_slots);
+    pci_root(&mut scope, layout, slots);
     legacy_device(
         &mut scope,
         "COM1",
@@ -269,7 +294,7 @@ mod tests {
 
     #[test]
     fn guests_find_the_generation_id_and_are_notified_of_a_new_one() {
-        let block = definition_block(&Layout::new(64 << 20, 48).unwrap(), &[]);
+        let block = definition_block(&Layout::new(64 << 20, 48).unwrap(), PciSlots::default());
         assert!(has(&block, b"_HID\x0dHUSK0001\0"));
         assert!(has(&block, b"_CID\x0dVM_Gen_Counter\0"));
         assert!(has(&block, b"_DDN\x0dVM_Gen_Counter\0"));
@@ -280,5 +305,20 @@ mod tests {
         assert!(has(&block, &address));
         // If (Local1 == 4) { Notify (\_SB.VGEN, 0x80) }
         assert!(has(&block, b"\x93\x61\x0a\x04\x86\\\x2e_SB_VGEN\x0a\x80"));
+    }
+
+    #[test]
+    fn a_nic_of_the_start_is_ejected_by_ost_and_has_no_slot_number() {
+        let slots = |hotplug: &'static [u8], nics: &'static [u8]| PciSlots { hotplug, nics };
+        let layout = Layout::new(64 << 20, 48).unwrap();
+        let block = definition_block(&layout, slots(&[], &[2]));
+        // Method (_OST, 3, Serialized) { If (Arg0 == 3) { If (Arg1 == 0) { B0EJ = 4 } } }
+        let method = b"_OST\x0b\xa0\x11\x93\x68\x0a\x03\xa0\x0b\x93\x69\x00\x70\x0a\x04B0EJ";
+        assert!(has(&block, method));
+        assert!(!has(&block, b"_EJ0") && !has(&block, b"_SUN"));
+        // If (Local2 == 4) { Notify (S02, 3) }
+        assert!(has(&block, b"\x93\x62\x0a\x04\x86S02_\x0a\x03"));
+        let block = definition_block(&layout, slots(&[31], &[]));
+        assert!(has(&block, b"_EJ0") && has(&block, b"_SUN") && !has(&block, b"_OST"));
     }
 }

@@ -81,9 +81,17 @@ fn mcfg() -> Vec<u8> {
     bytes(&mcfg)
 }
 
-/// All tables as they are written to [`layout::ACPI`], the RSDP first. `hotplug_slots` are the PCI slots into which
-/// functions can be plugged.
-pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Result<Vec<u8>, AcpiTooLarge> {
+/// The PCI slots whose functions come and go.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PciSlots<'a> {
+    /// Slots into which functions can be plugged.
+    pub hotplug: &'a [u8],
+    /// Slots of the NICs that the machine starts with.
+    pub nics: &'a [u8],
+}
+
+/// All tables as they are written to [`layout::ACPI`], the RSDP first.
+pub fn tables(layout: &Layout, topology: Topology, slots: PciSlots<'_>) -> Result<Vec<u8>, AcpiTooLarge> {
     let mut image = vec![0; Rsdp::len()];
     let mut place = |table: &[u8]| {
         image.resize(image.len().next_multiple_of(16), 0);
@@ -92,7 +100,7 @@ pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Resu
         address
     };
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, TABLE, REVISION);
-    dsdt.append_slice(&dsdt::definition_block(layout, hotplug_slots));
+    dsdt.append_slice(&dsdt::definition_block(layout, slots));
     let dsdt = place(dsdt.as_slice());
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     for table in [fadt(dsdt), madt(topology), mcfg()] {
@@ -134,8 +142,12 @@ mod tests {
             cores: 3,
             threads: 2,
         };
-        let slots: Vec<u8> = (24..32).collect();
-        let image = tables(&layout, topology, &slots).unwrap();
+        let hotplug: Vec<u8> = (24..32).collect();
+        let slots = PciSlots {
+            hotplug: &hotplug,
+            nics: &[1],
+        };
+        let image = tables(&layout, topology, slots).unwrap();
         assert_eq!(&image[..8], b"RSD PTR ");
         assert_eq!(sum(&image[..20]), 0);
         assert_eq!(sum(&image[..36]), 0);
@@ -170,6 +182,9 @@ mod tests {
             cores: 1,
             threads: 1,
         };
-        tables(&layout, topology, &(1..32).collect::<Vec<_>>()).unwrap();
+        let all: Vec<u8> = (1..32).collect();
+        for (hotplug, nics) in [(&all[..], &[][..]), (&[], &all)] {
+            tables(&layout, topology, PciSlots { hotplug, nics }).unwrap();
+        }
     }
 }

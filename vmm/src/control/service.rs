@@ -57,8 +57,8 @@ pub enum VmmCommand {
     SetBalloon(u64, Reply<()>),
     /// Returns the handles of the disks.
     Disks(Reply<MachineDisks>),
-    /// Plugs a NIC. Returns its PCI slot.
-    AddNic(Box<NetSetup>, Reply<u32>),
+    /// Plugs a NIC, into a slot if it is given. Returns its PCI slot.
+    AddNic(Box<NetSetup>, Option<u8>, Reply<u32>),
     /// Asks the guest to eject the NIC with this id. The receiver is answered when it has.
     RemoveNic(String, Reply<oneshot::Receiver<()>>),
     /// Sets the link of the NIC with this id.
@@ -250,7 +250,8 @@ impl Vmm for VmmService {
     ) -> Result<Response<pb::AddNicResponse>, Status> {
         let nic = request.into_inner().nic.ok_or_else(|| missing("nic"))?;
         let setup = Box::new(nics::setup(&self.fds, "nic", &nic).await?);
-        let pci_slot = self.ask(|reply| VmmCommand::AddNic(setup, reply)).await?;
+        let slot = nics::slot(&nic)?;
+        let pci_slot = self.ask(|reply| VmmCommand::AddNic(setup, slot, reply)).await?;
         Ok(Response::new(pb::AddNicResponse { pci_slot }))
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::acpi;
+use crate::acpi::{self, PciSlots};
 use crate::boot::{self, BootError, LoadedKernel};
 use crate::cpuid::{self, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
@@ -242,7 +242,11 @@ impl Machine {
     /// another thread.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.ram.memory().memory();
-        let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
+        let slots = PciSlots {
+            hotplug: self.devices.hotplug_slots(),
+            nics: self.devices.nic_slots(),
+        };
+        let tables = acpi::tables(&self.layout, self.topology, slots)?;
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
@@ -324,6 +328,8 @@ impl Machine {
         self.devices.components.reset();
         self.irqchips.restore(&self.vm)?;
         self.reap_ejected();
+        // The next boot writes the tables of this version.
+        self.devices.set_nics_described(true);
         // SAFETY: vCPUs and devices were stopped above, and a reset comes before the kernel is loaded.
         unsafe { self.ram.clear() }?;
         Ok(())
@@ -400,13 +406,21 @@ impl Machine {
         self.devices.nics()
     }
 
-    /// Plugs a NIC into a PCI slot and notifies the guest. Returns the slot.
-    pub fn add_nic(&mut self, setup: NetSetup) -> Result<u8, NicError> {
-        self.reap_ejected();
-        self.devices.add_nic(setup, self.stopped_clock.is_some())
+    /// True if the guest can eject the NIC.
+    pub fn is_ejectable(&self, nic: &Nic) -> bool {
+        self.devices.is_ejectable(nic.slot)
     }
 
-    /// Asks the guest to eject a NIC that was plugged. The receiver is answered, if ever, when nothing of the NIC is
+    /// Plugs a NIC into this PCI slot, or the lowest free one, and notifies the guest. Returns the slot.
+    ///
+    /// # Errors
+    /// No slot is free; or the slot is occupied, or the guest does not expect a NIC there.
+    pub fn add_nic(&mut self, setup: NetSetup, slot: Option<u8>) -> Result<u8, NicError> {
+        self.reap_ejected();
+        self.devices.add_nic(setup, slot, self.stopped_clock.is_some())
+    }
+
+    /// Asks the guest to eject a NIC. The receiver is answered, if ever, when nothing of the NIC is
     /// left.
     pub fn remove_nic(&mut self, id: &str) -> Result<oneshot::Receiver<()>, NicError> {
         self.devices.remove_nic(id)

@@ -20,15 +20,20 @@ pub enum NicError {
     /// No NIC has this id.
     #[error("the VM has no interface {0:?}")]
     NotFound(String),
-    /// The NIC is in a slot that the ACPI tables do not describe as hot-pluggable.
-    #[error("interface {0:?} was present at boot and cannot be unplugged")]
+    /// The guest's ACPI tables do not have the NIC's slot.
+    #[error(
+        "interface {0:?} cannot be unplugged: the guest was saved by an older husk-vmm, which did not tell it of the slot"
+    )]
     Fixed(String),
     /// No hot-pluggable slot is free.
     #[error("no free hotplug slot; the VM has {0} interfaces")]
     Slots(usize),
-    /// A saved machine had the NIC in a slot that is not hot-pluggable.
+    /// The slot is not hot-pluggable.
     #[error("interface {0:?}: slot {1} is not hot-pluggable")]
     NotPluggable(String, u8),
+    /// The slot has a function.
+    #[error("interface {0:?}: slot {1} is occupied")]
+    Occupied(String, u8),
     /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]
     Virtio(String, VirtioPciError),
@@ -55,15 +60,13 @@ pub struct Nic {
     pub vhost: bool,
     /// True if the guest was asked to eject the NIC.
     pub removing: bool,
-    /// True if the slot is hot-pluggable.
-    pub(super) pluggable: bool,
     /// Callers of a removal, answered when nothing of the NIC is left.
     pub(super) waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl Nic {
     /// Creates the device for a PCI slot, and its entry.
-    pub(super) fn new(setup: NetSetup, slot: u8, pluggable: bool) -> Result<(Box<Net>, Nic), NicError> {
+    pub(super) fn new(setup: NetSetup, slot: u8) -> Result<(Box<Net>, Nic), NicError> {
         let (id, mac) = (setup.id.clone(), setup.mac);
         let pairs = setup.pairs.len();
         let vhost = setup.pairs.iter().any(|pair| pair.vhost.is_some());
@@ -75,7 +78,6 @@ impl Nic {
             pairs,
             vhost,
             removing: false,
-            pluggable,
             waiting: Vec::new(),
         };
         Ok((Box::new(net), nic))

@@ -68,6 +68,10 @@ pub(super) struct DeviceRegistry {
     watchdog_slot: Option<u8>,
     /// Slots that the ACPI tables describe as hot-pluggable, highest first.
     hotplug_slots: Vec<u8>,
+    /// Slots of the NICs that the machine starts with.
+    nic_slots: Vec<u8>,
+    /// The guest's ACPI tables have the slots of those NICs.
+    nics_described: bool,
 }
 
 impl DeviceRegistry {
@@ -90,6 +94,8 @@ impl DeviceRegistry {
             watchdog: None,
             watchdog_slot: None,
             hotplug_slots: Vec::new(),
+            nic_slots: Vec::new(),
+            nics_described: true,
         }
     }
 
@@ -120,6 +126,9 @@ impl DeviceRegistry {
             self.root.add(slot, transport.clone())?;
             self.components
                 .insert(Stage::Function, part_name(&transport), transport.clone())?;
+            if matches!(handle, DeviceHandle::Net(_)) {
+                self.nic_slots.push(slot);
+            }
             self.devices.push(RegisteredDevice {
                 slot,
                 transport,
@@ -167,6 +176,24 @@ impl DeviceRegistry {
         &self.hotplug_slots
     }
 
+    /// Slots of the NICs that the machine starts with, if the guest can eject them.
+    pub(super) fn nic_slots(&self) -> &[u8] {
+        match self.nics_described {
+            true => &self.nic_slots,
+            false => &[],
+        }
+    }
+
+    /// Records whether the guest's ACPI tables have the slots of the NICs that the machine starts with.
+    pub(super) fn set_nics_described(&mut self, described: bool) {
+        self.nics_described = described;
+    }
+
+    /// True if the guest can eject a NIC in this slot.
+    pub(super) fn is_ejectable(&self, slot: u8) -> bool {
+        self.hotplug_slots.contains(&slot) || self.nic_slots().contains(&slot)
+    }
+
     /// Removes every function from the PCI bus. The functions and the bus refer to each other, so that neither would be
     /// dropped otherwise.
     pub(super) fn clear(&mut self) {
@@ -210,14 +237,26 @@ impl DeviceRegistry {
         of_id.next().ok_or_else(|| NicError::NotFound(id.to_owned()))
     }
 
-    /// Plugs a NIC into a free slot and notifies the guest. Returns the slot.
-    pub(super) fn add_nic(&mut self, setup: NetSetup, paused: bool) -> Result<u8, NicError> {
+    /// Plugs a NIC into a slot, or the lowest free one that is hot-pluggable, and notifies the guest. Returns the slot.
+    pub(super) fn add_nic(
+        &mut self,
+        setup: NetSetup,
+        wanted: Option<u8>,
+        paused: bool,
+    ) -> Result<u8, NicError> {
         // A function that the guest has ejected has left the bus, and may still be in the table.
         let taken =
             |slot: u8| self.root.is_occupied(slot) || self.devices.iter().any(|device| device.slot == slot);
-        let mut lowest_first = self.hotplug_slots.iter().rev().copied();
-        let free = lowest_first.find(|slot| !taken(*slot));
-        let slot = free.ok_or_else(|| NicError::Slots(self.nics().count()))?;
+        let slot = match wanted {
+            Some(slot) if !self.is_ejectable(slot) => return Err(NicError::NotPluggable(setup.id, slot)),
+            Some(slot) if taken(slot) => return Err(NicError::Occupied(setup.id, slot)),
+            Some(slot) => slot,
+            None => {
+                let mut lowest_first = self.hotplug_slots.iter().rev().copied();
+                let free = lowest_first.find(|slot| !taken(*slot));
+                free.ok_or_else(|| NicError::Slots(self.nics().count()))?
+            }
+        };
         let hotplug = self.hotplug.clone();
         self.insert_nic(slot, setup, |transport| {
             if paused {
@@ -237,7 +276,7 @@ impl DeviceRegistry {
         self.insert_nic(slot, setup, |transport| root.add(slot, transport))
     }
 
-    /// Adds a pluggable NIC, which `plug` puts on the bus.
+    /// Adds a NIC, which `plug` puts on the bus.
     fn insert_nic(
         &mut self,
         slot: u8,
@@ -247,7 +286,7 @@ impl DeviceRegistry {
         if self.nics().any(|nic| nic.handle.id() == setup.id) {
             return Err(NicError::Exists(setup.id));
         }
-        let (net, nic) = Nic::new(setup, slot, true)?;
+        let (net, nic) = Nic::new(setup, slot)?;
         let transport = self
             .transport(slot, net)
             .map_err(|e| NicError::Virtio(nic.handle.id().to_owned(), e))?;
@@ -268,15 +307,15 @@ impl DeviceRegistry {
 
     /// Asks the guest to eject a NIC. The receiver is answered, if ever, when nothing of the NIC is left.
     pub(super) fn remove_nic(&mut self, id: &str) -> Result<oneshot::Receiver<()>, NicError> {
-        let nic = self.find_nic(id)?;
-        if !nic.pluggable {
+        let slot = self.find_nic(id)?.slot;
+        if !self.is_ejectable(slot) {
             return Err(NicError::Fixed(id.to_owned()));
         }
         let (done, gone) = oneshot::channel();
+        let nic = self.find_nic(id)?;
         nic.removing = true;
         nic.waiting.retain(|waiting| !waiting.is_closed());
         nic.waiting.push(done);
-        let slot = nic.slot;
         self.hotplug.request_removal(slot)?;
         Ok(gone)
     }
@@ -289,10 +328,7 @@ impl DeviceRegistry {
     /// Drops the functions that the guest has ejected since the last call, then answers those who wait for that.
     pub(super) fn reap_ejected(&mut self) {
         let slots = self.ejected.swap(0, Ordering::AcqRel);
-        let is_gone = |device: &mut RegisteredDevice| match &device.handle {
-            DeviceHandle::Net(nic) => nic.pluggable && slots & 1 << device.slot != 0,
-            _ => false,
-        };
+        let is_gone = |device: &mut RegisteredDevice| slots & 1 << device.slot != 0;
         let gone: Vec<_> = self.devices.extract_if(.., is_gone).collect();
         for RegisteredDevice {
             transport, handle, ..

@@ -76,7 +76,7 @@ pub(super) fn build(
 ) -> Result<BuiltDevices, MachineError> {
     let mut devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)> = Vec::new();
     for (slot, setup) in (1..=u8::MAX).zip(plan.nics) {
-        let (net, nic) = Nic::new(setup, slot, false)?;
+        let (net, nic) = Nic::new(setup, slot)?;
         devices.push((net, DeviceHandle::Net(nic)));
     }
     for disk in plan.disks {

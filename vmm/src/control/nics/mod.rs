@@ -55,13 +55,22 @@ pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Resul
     })
 }
 
+/// The slot of an AddNic request: none if the machine chooses it.
+pub(super) fn slot(nic: &pb::Nic) -> Result<Option<u8>, Status> {
+    match u8::try_from(nic.pci_slot) {
+        Ok(0) => Ok(None),
+        Ok(slot) => Ok(Some(slot)),
+        Err(error) => Err(invalid("nic.pci_slot", error)),
+    }
+}
+
 /// The status of an error.
 pub(super) fn status(error: &NicError) -> Status {
     let text = error.to_string();
     match error {
         NicError::Exists(_) => Status::already_exists(text),
         NicError::NotFound(_) => Status::not_found(text),
-        NicError::Fixed(_) => Status::failed_precondition(text),
+        NicError::Fixed(_) | NicError::Occupied(..) => Status::failed_precondition(text),
         NicError::Slots(_) => Status::resource_exhausted(text),
         NicError::NotPluggable(..) => Status::invalid_argument(text),
         NicError::Io(_, e) if e.kind() == std::io::ErrorKind::InvalidInput => Status::invalid_argument(text),
@@ -92,8 +101,8 @@ fn counters(counters: Counters) -> Option<pb::NicCounters> {
     })
 }
 
-/// A NIC for Info.
-pub(super) fn info(nic: &Nic) -> pb::NicInfo {
+/// A NIC for Info, and whether the guest can eject it.
+pub(super) fn info(nic: &Nic, ejectable: bool) -> pb::NicInfo {
     pb::NicInfo {
         id: nic.handle.id().to_owned(),
         mac: nic.mac.to_vec(),
@@ -104,6 +113,7 @@ pub(super) fn info(nic: &Nic) -> pb::NicInfo {
         removing: nic.removing,
         received: counters(nic.handle.received()),
         sent: counters(nic.handle.sent()),
+        ejectable,
     }
 }
 

@@ -284,10 +284,10 @@ impl Vm {
                 });
                 let _ = reply.send(disks);
             }
-            VmmCommand::AddNic(setup, reply) => {
+            VmmCommand::AddNic(setup, slot, reply) => {
                 let slot = self
                     .machine_mut()
-                    .and_then(|m| m.add_nic(*setup).map_err(|e| nics::status(&e)));
+                    .and_then(|m| m.add_nic(*setup, slot).map_err(|e| nics::status(&e)));
                 let _ = reply.send(slot.map(u32::from));
             }
             VmmCommand::RemoveNic(id, reply) => {
@@ -445,7 +445,10 @@ impl Vm {
             boots: self.boots,
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
             disks: machine.map_or_else(Vec::new, |m| m.disks().map(disks::blk_info).collect()),
-            nics: machine.map_or_else(Vec::new, |m| m.nics().map(nics::info).collect()),
+            nics: machine.map_or_else(Vec::new, |m| {
+                let nics = m.nics();
+                nics.map(|nic| nics::info(nic, m.is_ejectable(nic))).collect()
+            }),
             // The guest controls this value, which cannot exceed its memory.
             balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
             pause_reasons: self.pause_reasons.iter().map(Into::into).collect(),

@@ -31,6 +31,10 @@ pub struct MachineDescription {
     pub functions: BTreeMap<u8, String>,
     /// Slots that the ACPI tables describe as hot-pluggable, highest first.
     pub hotplug_slots: Vec<u8>,
+    /// Slots of the NICs that the machine started with, if the ACPI tables have them. They do not in a guest that was
+    /// saved before husk-vmm put them there, until it boots again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nic_slots: Vec<u8>,
 }
 
 /// The saved machine is another than the one that is to continue.
@@ -90,7 +94,11 @@ impl MachineDescription {
         let bits = (&self.physical_address_bits, &own.physical_address_bits);
         same("physical_address_bits", bits.0, bits.1)?;
         same("functions", &self.functions, &own.functions)?;
-        same("hotplug_slots", &self.hotplug_slots, &own.hotplug_slots)
+        same("hotplug_slots", &self.hotplug_slots, &own.hotplug_slots)?;
+        match self.nic_slots.is_empty() {
+            true => Ok(()),
+            false => same("nic_slots", &self.nic_slots, &own.nic_slots),
+        }
     }
 }
 
@@ -106,8 +114,9 @@ mod tests {
             sockets: 1,
             cores: 2,
             threads: 1,
-            functions: BTreeMap::from([(1, "virtio-blk-root".to_owned())]),
-            hotplug_slots: vec![3, 2],
+            functions: BTreeMap::from([(1, "virtio-net-red".to_owned())]),
+            hotplug_slots: vec![4, 3],
+            nic_slots: vec![1],
         }
     }
 
@@ -116,7 +125,7 @@ mod tests {
         let own = description();
         own.check(&own).unwrap();
         type Change = fn(&mut MachineDescription);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 9] = [
             ("machine_version", |d| d.machine_version = 2),
             ("physical_address_bits", |d| d.physical_address_bits = 39),
             ("memory_bytes", |d| d.memory_bytes = 1),
@@ -125,6 +134,7 @@ mod tests {
             ("threads", |d| d.threads = 2),
             ("functions", |d| drop(d.functions.insert(2, "virtio-rng".into()))),
             ("hotplug_slots", |d| d.hotplug_slots.clear()),
+            ("nic_slots", |d| d.nic_slots.push(2)),
         ];
         for (field, change) in changes {
             let mut saved = description();
@@ -135,7 +145,21 @@ mod tests {
         saved.functions.insert(2, "virtio-rng".into());
         assert_eq!(
             saved.check(&own).unwrap_err().to_string(),
-            r#"field "functions" of the machine is {1: "virtio-blk-root", 2: "virtio-rng"}, but this machine has {1: "virtio-blk-root"}"#
+            r#"field "functions" of the machine is {1: "virtio-net-red", 2: "virtio-rng"}, but this machine has {1: "virtio-net-red"}"#
+        );
+    }
+
+    #[test]
+    fn guests_of_a_version_that_did_not_describe_nics_go_on() {
+        let own = description();
+        let mut saved = description();
+        saved.nic_slots.clear();
+        saved.check(&own).unwrap();
+        let document = serde_json::to_value(&saved).unwrap();
+        assert!(document.get("nic_slots").is_none());
+        assert_eq!(
+            serde_json::from_value::<MachineDescription>(document).unwrap(),
+            saved
         );
     }
 }

@@ -104,6 +104,7 @@ impl Machine {
             devices,
         } = saved;
         description.check(&self.description())?;
+        self.devices.set_nics_described(!description.nic_slots.is_empty());
         for (vcpu, saved) in self.vcpus.iter().zip(vcpus) {
             vcpu.restore(Box::new(saved))?;
         }
@@ -123,6 +124,7 @@ impl Machine {
             threads: self.topology.threads,
             functions: self.devices.functions(),
             hotplug_slots: self.devices.hotplug_slots().to_vec(),
+            nic_slots: self.devices.nic_slots().to_vec(),
         }
     }
 }
