@@ -95,7 +95,8 @@ pub(crate) fn restore(net: &mut Net, state: &ComponentState, features: u64) -> R
         None => None,
     };
     let shared = &net.resources.shared;
-    shared.restore(state.mac, state.link, state.announce);
+    // The host may take down the link of a device that is restored, before its driver sends a frame.
+    shared.restore(state.mac, state.link && shared.link(), state.announce);
     net.state = driver;
     Ok(())
 }

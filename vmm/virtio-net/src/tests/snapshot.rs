@@ -168,6 +168,24 @@ fn rules_of_the_driver_and_the_link_are_kept() {
 }
 
 #[test]
+fn a_link_that_the_host_took_down_stays_down() {
+    let mut guest = Guest::with(1, ALL, 64);
+    let queues = guest.net.quiesce().unwrap();
+    let state = guest.net.save().unwrap();
+    (guest.net, guest.handle) = over(&guest.taps);
+    guest.handle.set_link(false);
+    guest.net.restore(&state, ALL).unwrap();
+    assert!(!guest.handle.link());
+    guest.activate(queues);
+    guest.transmit(0, &with_header(&frame(PEER, 100, 1)), 50);
+    guest.transmit[0].kick();
+    guest.transmit[0].wait();
+    let mut buffer = [0; 256];
+    guest.peers[0].set_nonblocking(true).unwrap();
+    assert!(guest.peers[0].recv(&mut buffer).is_err(), "no frame leaves");
+}
+
+#[test]
 fn what_the_device_cannot_have_is_refused() {
     let mut guest = Guest::with(2, ALL, 256);
     let good = guest.saved();
