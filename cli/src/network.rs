@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
+use husk_monitor::snapshot::Snapshot;
 use husk_network::dhcp::DnsConfig;
 use husk_network::{Masquerade, PrivilegeError, check_privileges};
 use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
@@ -50,8 +51,8 @@ pub(crate) fn drop_unavailable(
 }
 
 /// Checks that this process can set up the network of a VM that goes on from a snapshot: its guest has the devices.
-pub(crate) fn check_restored(plan: &VmPlan, netns: Option<&Path>) -> Result<(), Failure> {
-    let Some(nic) = plan.nics.first() else {
+pub(crate) fn check_restored(snapshot: &Snapshot, netns: Option<&Path>) -> Result<(), Failure> {
+    let Some(name) = snapshot.interface_names().next() else {
         return Ok(());
     };
     check_privileges(netns.is_none()).map_err(|why| {
@@ -59,7 +60,6 @@ pub(crate) fn check_restored(plan: &VmPlan, netns: Option<&Path>) -> Result<(), 
             PrivilegeError::Tun(_) => hint(&why),
             _ => "run `husk restore` as root",
         };
-        let name = &nic.name;
         Failure::Runtime(format!(
             "interface {name:?}: the guest has it, but it cannot be set up: {}; {hint}",
             chain(&why)

@@ -94,7 +94,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     if let Some(obstacle) = doctor::obstacle() {
         return Err(Failure::Runtime(obstacle));
     }
-    network::check_restored(&plan, netns.as_deref())?;
+    network::check_restored(&snapshot, netns.as_deref())?;
     let runtime_dir = RuntimeDir::locate()?;
     runtime_dir.prepare()?;
     match &netns {

@@ -106,9 +106,10 @@ pub(super) async fn start(
         vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
     };
     let saved = open_snapshot(snapshot, &plan).await?;
+    let plugged = saved.as_ref().map(OpenSnapshot::interfaces).unwrap_or_default();
     let (volumes, nics) = tokio::try_join!(
         open_volumes(plan.clone(), environment.clone(), saved.as_ref(), publisher),
-        async { Ok(interfaces.prepare().await?) }
+        async { Ok(interfaces.prepare(plugged).await?) }
     )?;
     let paths = paths(&plan, &volumes);
     let disks = StartedDisks {

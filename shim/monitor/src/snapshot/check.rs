@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::format::{
     BaseContent, CHECKSUMS, DiskContent, HeldImage, MEMORY, SNAPSHOT, STATE, SavedDisk, Snapshot,
 };
+use super::interfaces;
 
 /// As KubeVirt: the index of an interface is part of an address.
-const MOST_NICS: usize = 100;
+pub(super) const MOST_NICS: usize = 100;
 const MOST_VCPUS: u32 = 254;
 const MOST_DISKS: usize = 20_000;
 const PAGE: u64 = 4096;
@@ -53,6 +54,7 @@ fn unknown(value: &Value, known: &Value) -> Option<String> {
 /// Checks what the monitor relies on. The VMM checks its own part.
 pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
     check_plan(&snapshot.plan)?;
+    interfaces::check(&snapshot.interfaces, &snapshot.plan)?;
     if snapshot.disks.len() != snapshot.plan.disks.len() {
         return Err(format!(
             "disks: {} entries, but the plan has {} disks",
@@ -167,7 +169,7 @@ fn check_content(saved: &SavedDisk, disk: &DiskPlan) -> Result<(), &'static str>
 }
 
 /// True for a name that is one part of a path, and prints as it is.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=253).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
 }

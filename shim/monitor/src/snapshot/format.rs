@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::check;
 use super::checksums::Checksums;
 use super::error::SnapshotError;
+use super::interfaces::PluggedInterface;
 
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;
@@ -47,6 +48,9 @@ pub struct Snapshot {
     pub(crate) memory_bytes: u64,
     /// In the order of the plan.
     pub(crate) disks: Vec<SavedDisk>,
+    /// Interfaces that were plugged while the VM ran.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) interfaces: Vec<PluggedInterface>,
     /// The VM has gone on. Only recorded if a writable disk is outside.
     pub(crate) resumed: bool,
     /// When it was restored, in seconds since 1970. Only recorded if a writable disk is outside.
@@ -158,6 +162,12 @@ impl Snapshot {
         copies.map(|(plan, _)| plan.name.as_str()).collect()
     }
 
+    /// Names of the interfaces.
+    pub fn interface_names(&self) -> impl Iterator<Item = &str> {
+        let planned = self.plan.nics.iter().map(|nic| &*nic.name);
+        planned.chain(self.interfaces.iter().map(|interface| &*interface.name))
+    }
+
     /// The plan of a VM of this name that goes on from the snapshot.
     ///
     /// # Errors
@@ -166,13 +176,15 @@ impl Snapshot {
         let mut plan = self.plan.clone();
         if (namespace, name) != (&*plan.namespace, &*plan.name) {
             let mut nics = plan.nics.iter();
-            if let Some(nic) = nics.find(|nic| nic.binding == NicBinding::Bridge) {
+            let bridged = nics.find(|nic| nic.binding == NicBinding::Bridge);
+            let plugged = || self.interfaces.first().map(|interface| &interface.name);
+            if let Some(name) = bridged.map(|nic| &nic.name).or_else(plugged) {
                 let reason = format!(
                     "with the binding `bridge` the guest keeps its MAC and IP addresses, which are those of {}/{}: leave \
                      out --name, or use `masquerade` in the manifest",
                     plan.namespace, plan.name
                 );
-                return Err(SnapshotError::interface(&nic.name, reason));
+                return Err(SnapshotError::interface(name, reason));
             }
         }
         namespace.clone_into(&mut plan.namespace);

@@ -18,6 +18,7 @@ mod directory;
 mod disks;
 mod error;
 mod format;
+mod interfaces;
 mod kept_disk;
 mod restore;
 
@@ -28,6 +29,7 @@ pub(crate) use disks::{DiskCopies, DiskSet, WrittenOutside};
 pub use error::SnapshotError;
 pub use format::Snapshot;
 pub(crate) use format::{CHECKSUMS, MEMORY, STATE, SavedDisk, VERSION, now};
+pub(crate) use interfaces::PluggedInterface;
 pub(crate) use kept_disk::KeptDisk;
 pub(crate) use restore::OpenSnapshot;
 

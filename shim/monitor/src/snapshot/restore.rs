@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::format::{BaseContent, DiskContent, HeldImage, MEMORY, STATE, Snapshot};
+use super::interfaces::PluggedInterface;
 
 /// An open snapshot.
 #[derive(Debug)]
@@ -85,6 +86,11 @@ impl OpenSnapshot {
     pub(crate) fn plugged(&self) -> Vec<String> {
         let plugged = self.snapshot.disks.iter().filter(|disk| disk.plugged);
         plugged.map(|disk| disk.name.clone()).collect()
+    }
+
+    /// The interfaces that were plugged while the VM ran.
+    pub(crate) fn interfaces(&self) -> Vec<PluggedInterface> {
+        self.snapshot.interfaces.clone()
     }
 
     /// Refuses a plan with other disks than those of the snapshot, which was replaced then.

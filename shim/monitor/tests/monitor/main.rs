@@ -9,6 +9,7 @@ mod fixture;
 mod interfaces;
 mod lives;
 mod networks;
+mod snapshot_interfaces;
 mod snapshots;
 mod standalone;
 mod starts;
@@ -144,8 +145,13 @@ fn run() -> ExitCode {
         no_network,
         snapshots:
         disk_that_does_not_fit_leaves_nothing,
+    ]);
+    trials.extend(trials![
+        no_network,
+        snapshot_interfaces:
         interfaces_keep_their_addresses,
-        plugged_interface_is_refused,
+        plugged_interface_keeps_its_slot,
+        interface_that_is_being_unplugged_is_not_saved,
     ]);
     trials.extend(trials![
         no_network,

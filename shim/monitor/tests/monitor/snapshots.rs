@@ -8,22 +8,17 @@ use std::sync::atomic::AtomicBool;
 
 use husk_monitor::launch::{LaunchError, MonitorConfig};
 use husk_monitor::snapshot;
-use husk_network::MacAddr;
 use husk_proto::shim::v1::snapshot_progress::Progress;
 use husk_proto::shim::v1::{
-    AddInterfaceRequest, AddVolumeRequest, KillRequest, PauseRequest, RemoveInterfaceRequest,
-    RemoveVolumeRequest, ResumeRequest, SetLinkRequest, ShutdownRequest, SnapshotDone, SnapshotProgress,
-    SnapshotRequest,
+    AddVolumeRequest, KillRequest, PauseRequest, RemoveVolumeRequest, ResumeRequest, ShutdownRequest,
+    SnapshotDone, SnapshotProgress, SnapshotRequest,
 };
-use husk_shim_testing::pod::{Pod, ip};
 use husk_vmi::{CacheMode, DeviceType, DiskPlan, DiskSource, ScsiController, SeedData, SeedLayout, VmPlan};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tonic::{Code, Status, Streaming};
 
 use super::fixture::{Fixture, Vm, alive, disk, eventually, plan};
-use super::networks::{masquerade, on, with_nic};
-use super::standalone::machine;
 
 const MIB: u64 = 1 << 20;
 
@@ -77,7 +72,7 @@ fn vm(f: &Fixture, name: &str) -> VmPlan {
     plan
 }
 
-fn dir(f: &Fixture, name: &str) -> PathBuf {
+pub fn dir(f: &Fixture, name: &str) -> PathBuf {
     let snapshots = f.home().join("snapshots");
     fs::create_dir_all(&snapshots).unwrap();
     snapshots.join(name)
@@ -114,11 +109,11 @@ fn finish(f: &Fixture, steps: &mut Streaming<SnapshotProgress>) -> Result<Snapsh
     })
 }
 
-fn save(f: &Fixture, vm: &Vm<'_>, directory: &Path, resume: bool) -> Result<SnapshotDone, Status> {
+pub fn save(f: &Fixture, vm: &Vm<'_>, directory: &Path, resume: bool) -> Result<SnapshotDone, Status> {
     finish(f, &mut begin(f, vm, directory, resume)?)
 }
 
-fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
+pub fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
     let read = snapshot::read(directory).unwrap();
     let plan = VmPlan {
         name: name.into(),
@@ -131,7 +126,7 @@ fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
     }
 }
 
-fn restore<'a>(f: &'a Fixture, directory: &Path, name: &str) -> Result<Vm<'a>, String> {
+pub fn restore<'a>(f: &'a Fixture, directory: &Path, name: &str) -> Result<Vm<'a>, String> {
     match f.start_config(&config(f, directory, name)) {
         Ok(vm) => Ok(vm),
         Err(LaunchError::Failed { message, .. }) => Err(message),
@@ -139,11 +134,11 @@ fn restore<'a>(f: &'a Fixture, directory: &Path, name: &str) -> Result<Vm<'a>, S
     }
 }
 
-fn refused(result: Result<Vm<'_>, String>) -> String {
+pub fn refused(result: Result<Vm<'_>, String>) -> String {
     result.map(|vm| vm.monitor).unwrap_err()
 }
 
-fn kill(vm: &mut Vm<'_>) {
+pub fn kill(vm: &mut Vm<'_>) {
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
 }
 
@@ -654,65 +649,4 @@ pub fn damaged_snapshot_is_refused() {
     );
     kill(&mut source);
     f.is_clean(&source.pids());
-}
-
-pub fn interfaces_keep_their_addresses() {
-    let f = Fixture::new();
-    let machine = machine();
-    let work = || {
-        let mut source = f.start(with_nic("demo", masquerade())).unwrap();
-        let before = source.info().interfaces.remove(0);
-        let link = SetLinkRequest {
-            name: "default".into(),
-            up: false,
-        };
-        f.wait(source.client.set_link(link)).unwrap();
-        let directory = dir(&f, "one");
-        save(&f, &source, &directory, true).unwrap();
-        let mut clone = restore(&f, &directory, "clone").unwrap();
-        let now = clone.info().interfaces.remove(0);
-        assert_eq!((&now.mac, now.link_up), (&before.mac, false));
-        assert_ne!(now.addresses, before.addresses);
-        kill(&mut source);
-        kill(&mut clone);
-        f.is_clean(&[source.pids(), clone.pids()].concat());
-    };
-    machine.run(work).unwrap();
-}
-
-pub fn plugged_interface_is_refused() {
-    let f = Fixture::new();
-    let pod = Pod::with_address();
-    let mac = MacAddr([2, 0, 0, 0, 0, 7]);
-    pod.add_veth("veth1", MacAddr([2, 0, 0, 0, 9, 7]), "net1", mac);
-    ip(&pod.netns, "addr add 10.9.0.5/24 brd + dev net1");
-    let mut vm = f
-        .start_config(&on(&f, &pod, with_nic("demo", masquerade())))
-        .unwrap();
-    let request = AddInterfaceRequest {
-        name: "blue".into(),
-        device: "net1".into(),
-        mac: String::new(),
-    };
-    f.wait(vm.client.add_interface(request)).unwrap();
-    let directory = dir(&f, "one");
-    let error = save(&f, &vm, &directory, false).unwrap_err();
-    assert!(
-        error.message().starts_with("interface \"blue\": it was plugged"),
-        "{}",
-        error.message()
-    );
-    assert!(!directory.exists() && !vm.status().paused);
-    let remove = RemoveInterfaceRequest { name: "blue".into() };
-    f.wait(vm.client.remove_interface(remove)).unwrap();
-    save(&f, &vm, &directory, false).unwrap();
-    kill(&mut vm);
-    // The namespace is free again.
-    let config = MonitorConfig {
-        netns: Some(pod.path().into()),
-        ..config(&f, &directory, "demo")
-    };
-    let mut restored = f.start_config(&config).unwrap();
-    kill(&mut restored);
-    f.is_clean(&[vm.pids(), restored.pids()].concat());
 }

@@ -14,6 +14,7 @@ use crate::monitor::disks::Hold;
 use crate::monitor::vm_config::OpenNic;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::VmmConnection;
+use crate::snapshot::PluggedInterface;
 
 /// Maximum time to wait for a removal. A guest that responds takes a few seconds.
 const REMOVED_WITHIN: Duration = Duration::from_secs(35);
@@ -33,20 +34,26 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, VmError>>;
 
 #[derive(Debug)]
 pub(super) enum InterfaceCommand {
-    Prepare(oneshot::Sender<Result<Vec<OpenNic>, VmNetworkError>>),
+    Prepare(
+        Vec<PluggedInterface>,
+        oneshot::Sender<Result<Vec<OpenNic>, VmNetworkError>>,
+    ),
     VmStarted(VmmConnection),
     Add(AddInterfaceRequest, Reply<()>),
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
-    Hold(Reply<Hold>),
+    Hold(Reply<(Hold, Vec<PluggedInterface>)>),
     Close(oneshot::Sender<()>),
 }
 
 impl InterfacesHandle {
-    /// Prepares the interfaces of the plan.
-    pub(in crate::monitor) async fn prepare(&self) -> Result<Vec<OpenNic>, VmNetworkError> {
+    /// Prepares the interfaces of the plan, and those that were plugged into a saved VM.
+    pub(in crate::monitor) async fn prepare(
+        &self,
+        plugged: Vec<PluggedInterface>,
+    ) -> Result<Vec<OpenNic>, VmNetworkError> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.mailbox.send(InterfaceCommand::Prepare(reply)).await;
+        let sent = self.mailbox.send(InterfaceCommand::Prepare(plugged, reply)).await;
         sent.map_err(|_| VmNetworkError::Aborted)?;
         answer.await.map_err(|_| VmNetworkError::Aborted)?
     }
@@ -123,8 +130,9 @@ impl InterfacesHandle {
         self.ask(|reply| InterfaceCommand::SetLink(name, up, reply)).await
     }
 
-    /// Keeps the interfaces as they are while the result exists. Fails if one was plugged.
-    pub(in crate::monitor) async fn hold(&self) -> Result<Hold, VmError> {
+    /// Keeps the interfaces as they are while the first result exists. The second has those that were plugged. Fails
+    /// while one is being unplugged.
+    pub(in crate::monitor) async fn hold(&self) -> Result<(Hold, Vec<PluggedInterface>), VmError> {
         self.ask(InterfaceCommand::Hold).await
     }
 

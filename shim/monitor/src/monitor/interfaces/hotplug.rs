@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use super::InterfacesActor;
 use super::handle::Reply;
 use super::interface_spec::InterfaceSpec;
+use super::table::Origin;
 use super::vm_network::{PreparedInterface, VmNetwork};
 use crate::monitor::error_chain::error_chain;
 use crate::monitor::vm_config::{self, OpenNic};
@@ -74,8 +75,8 @@ impl InterfacesActor {
                 return Err(VmError::wrong_state(error_chain(&error)));
             }
         };
-        let told = connection.add_nic(nic).await;
-        match &told {
+        let slot = connection.add_nic(nic).await;
+        match &slot {
             // The VMM may add it later. Remove it then.
             Err(VmError::TimedOut(_)) => {
                 self.removals.begin(connection, name.clone(), None);
@@ -85,12 +86,13 @@ impl InterfacesActor {
                     server.stop().await;
                 }
                 release(&vm_network, device).await;
-                return told;
+                return slot.map(drop);
             }
-            Ok(()) => info!(interface = name, device, "interface added"),
+            Ok(slot) => info!(interface = name, device, slot, "interface added"),
         }
-        self.table.add(shown, server, index, true);
-        told
+        let plugged = slot.as_ref().ok().and_then(|slot| u8::try_from(*slot).ok());
+        self.table.add(shown, server, index, Origin::Plugged(plugged));
+        slot.map(drop)
     }
 
     pub(super) fn remove(&mut self, name: String, reply: Reply<()>) {
@@ -190,7 +192,8 @@ async fn release(vm_network: &VmNetwork, device: String) -> bool {
 }
 
 impl VmmConnection {
-    async fn add_nic(&mut self, open: OpenNic) -> Result<(), VmError> {
+    /// Plugs a NIC, and returns its PCI slot.
+    async fn add_nic(&mut self, open: OpenNic) -> Result<u32, VmError> {
         let (nic, descriptors) = vm_config::plugged_nic(open);
         let borrowed: Vec<_> = descriptors
             .iter()
@@ -202,7 +205,8 @@ impl VmmConnection {
         }
         drop(descriptors);
         let request = AddNicRequest { nic: Some(nic) };
-        call_within(AT_ONCE, self.client.add_nic(request)).await.map(drop)
+        let added = call_within(AT_ONCE, self.client.add_nic(request)).await?;
+        Ok(added.into_inner().pci_slot)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicProtocol, VmPlan};
 
+use crate::snapshot::PluggedInterface;
 use husk_network::dhcp::{DhcpOptions, DnsConfig};
 use husk_network::{
     Binding, Interface, MacAddr, Masquerade, NetworkFault, PRIMARY_NIC, Port, Protocol, TapOwner,
@@ -60,6 +61,23 @@ impl InterfaceDefaults {
             interface,
             options: self.options(&nic.dhcp),
             link_up: nic.link_up,
+        }
+    }
+
+    /// The settings of an interface that was plugged into a saved VM, as number `index`.
+    pub(super) fn saved(&self, index: u8, interface: &PluggedInterface) -> InterfaceSpec {
+        InterfaceSpec {
+            interface: Interface {
+                name: interface.name.clone(),
+                nic: interface.device.clone(),
+                index,
+                binding: Binding::Bridge,
+                mac: Some(interface.mac),
+                queues: interface.queues,
+                owner: self.owner,
+            },
+            options: self.options(&NicDhcp::default()),
+            link_up: interface.link_up,
         }
     }
 

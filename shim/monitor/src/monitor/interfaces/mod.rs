@@ -25,12 +25,12 @@ use super::error_chain::error_chain;
 use super::vm_config::OpenNic;
 use super::vm_error::VmError;
 use super::vmm_connection::VmmConnection;
-use crate::snapshot::SnapshotError;
+use crate::snapshot::{PluggedInterface, SnapshotError};
 use crate::vm_environment::PodNetwork;
 use handle::InterfaceCommand;
 use interface_spec::InterfaceSpec;
 use removals::PendingRemovals;
-use table::InterfaceTable;
+use table::{InterfaceTable, Origin};
 use vm_network::VmNetwork;
 
 pub(super) use handle::InterfacesHandle;
@@ -106,7 +106,7 @@ impl InterfacesActor {
     async fn handle_command(&mut self, command: InterfaceCommand) {
         // The request is carried out even if its caller is gone.
         match command {
-            InterfaceCommand::Prepare(reply) => drop(reply.send(self.prepare().await)),
+            InterfaceCommand::Prepare(plugged, reply) => drop(reply.send(self.prepare(plugged).await)),
             InterfaceCommand::VmStarted(connection) => self.connection = Some(connection),
             InterfaceCommand::Add(request, reply) => drop(reply.send(self.add(request).await)),
             InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
@@ -116,8 +116,9 @@ impl InterfacesActor {
         }
     }
 
-    async fn prepare(&mut self) -> Result<Vec<OpenNic>, VmNetworkError> {
-        if self.network.is_none() && self.plan.nics.is_empty() {
+    /// Prepares the interfaces of the plan, and those that were plugged into a saved VM.
+    async fn prepare(&mut self, plugged: Vec<PluggedInterface>) -> Result<Vec<OpenNic>, VmNetworkError> {
+        if self.network.is_none() && self.plan.nics.is_empty() && plugged.is_empty() {
             return Ok(Vec::new());
         }
         let (plan, network, dir) = (self.plan.clone(), self.network.clone(), self.dir.clone());
@@ -128,31 +129,46 @@ impl InterfacesActor {
         let vm_network = vm_network.await.map_err(|_| VmNetworkError::Aborted)??;
         self.netns.send_replace(Some(vm_network.netns()));
         self.vm_network = Some(vm_network.clone());
-        let planned = (0u8..).zip(&self.plan.nics);
-        let spec: Vec<InterfaceSpec> = planned
-            .map(|(index, nic)| vm_network.defaults.planned(index, nic))
+        let planned = self.plan.nics.iter().map(Ok).chain(plugged.iter().map(Err));
+        let spec: Vec<InterfaceSpec> = (0u8..)
+            .zip(planned)
+            .map(|(index, nic)| match nic {
+                Ok(nic) => vm_network.defaults.planned(index, nic),
+                Err(interface) => vm_network.defaults.saved(index, interface),
+            })
             .collect();
+        let slots = plugged.into_iter().map(|interface| Some(interface.pci_slot));
+        let slots = self.plan.nics.iter().map(|_| None).chain(slots);
         let ready = spawn_blocking(move || vm_network.prepare(&spec)).await;
         let mut nics = Vec::new();
-        for ready in ready.map_err(|_| VmNetworkError::Aborted)?? {
+        for (ready, slot) in ready
+            .map_err(|_| VmNetworkError::Aborted)??
+            .into_iter()
+            .zip(slots)
+        {
             let Interface {
                 name, device, vhost, ..
             } = &ready.shown;
             info!(interface = name, device, vhost, "interface prepared");
-            self.table.add(ready.shown, ready.server, ready.index, false);
-            nics.push(ready.nic);
+            let origin = slot.map_or(Origin::Start, |slot| Origin::Plugged(Some(slot)));
+            self.table.add(ready.shown, ready.server, ready.index, origin);
+            nics.push(OpenNic {
+                pci_slot: slot,
+                ..ready.nic
+            });
         }
         Ok(nics)
     }
 
-    fn hold(&mut self) -> Result<Hold, VmError> {
-        if let Some(name) = self.table.plugged() {
-            let reason = "it was plugged while the VM ran, which cannot be saved yet: unplug it first";
-            return Err(SnapshotError::interface(&name, reason).into());
+    fn hold(&mut self) -> Result<(Hold, Vec<PluggedInterface>), VmError> {
+        if let Some(name) = self.removals.waiters.keys().next() {
+            let reason = "it is being unplugged: wait until the guest has released it, or reset the VM, which ends that";
+            return Err(SnapshotError::interface(name, reason).into());
         }
+        let plugged = self.table.plugged()?;
         let hold = Arc::new(());
         self.held = Arc::downgrade(&hold);
-        Ok(hold)
+        Ok((hold, plugged))
     }
 
     async fn close(&mut self) {

@@ -12,8 +12,18 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{StreamExt, StreamMap};
 
 use crate::monitor::vm_error::VmError;
+use crate::snapshot::PluggedInterface;
 use husk_network::dhcp::DhcpServer;
 use husk_network::{DeviceNames, MacAddr};
+
+/// When an interface came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// With the VM.
+    Start,
+    /// While the VM ran, or the VM that was saved: into this PCI slot. None if the VMM has not told it.
+    Plugged(Option<u8>),
+}
 
 /// A present interface.
 #[derive(Debug)]
@@ -21,8 +31,7 @@ pub(super) struct InterfaceEntry {
     pub(super) shown: Interface,
     pub(super) server: Option<DhcpServer>,
     index: u8,
-    /// The interface was hotplugged.
-    added: bool,
+    origin: Origin,
 }
 
 /// All interfaces. Watchers see each change.
@@ -31,6 +40,34 @@ pub(super) struct InterfaceTable {
     entries: Vec<InterfaceEntry>,
     shown: watch::Sender<Vec<Interface>>,
     leases: StreamMap<String, WatchStream<Option<Ipv4Addr>>>,
+}
+
+impl InterfaceEntry {
+    /// Describes an interface that was hotplugged.
+    fn saved(&self) -> Result<PluggedInterface, VmError> {
+        let Interface {
+            name,
+            device,
+            mac,
+            queues,
+            link_up,
+            ..
+        } = &self.shown;
+        let known = || {
+            let Origin::Plugged(Some(pci_slot)) = self.origin else {
+                return None;
+            };
+            Some(PluggedInterface {
+                name: name.clone(),
+                device: device.clone(),
+                mac: mac.parse().ok()?,
+                queues: u16::try_from(*queues).ok()?,
+                link_up: *link_up,
+                pci_slot,
+            })
+        };
+        known().ok_or_else(|| VmError::internal(format!("interface {name:?}: its PCI slot is not known")))
+    }
 }
 
 impl InterfaceTable {
@@ -47,9 +84,9 @@ impl InterfaceTable {
     }
 
     /// Adds an interface.
-    pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, added: bool) {
+    pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, origin: Origin) {
         let shown = Interface {
-            plugged: added,
+            plugged: origin != Origin::Start,
             ..shown
         };
         if let Some(server) = &server {
@@ -60,7 +97,7 @@ impl InterfaceTable {
             shown,
             server,
             index,
-            added,
+            origin,
         });
         self.show();
     }
@@ -117,16 +154,16 @@ impl InterfaceTable {
     pub(super) fn is_added(&self, name: &str) -> Result<(), VmError> {
         let why = |why| format!("Unable to remove interface [{name}] because it {why}");
         match self.entries.iter().find(|entry| entry.shown.name == name) {
-            Some(entry) if entry.added => Ok(()),
+            Some(entry) if entry.origin != Origin::Start => Ok(()),
             Some(_) => Err(VmError::wrong_state(why("was present at start"))),
             None => Err(VmError::not_found(why("does not exist"))),
         }
     }
 
-    /// The name of an interface that was hotplugged, if there is one. One that is being removed counts.
-    pub(super) fn plugged(&self) -> Option<String> {
-        let added = self.entries.iter().find(|entry| entry.added);
-        added.map(|entry| entry.shown.name.clone())
+    /// The interfaces that were hotplugged, for a snapshot.
+    pub(super) fn plugged(&self) -> Result<Vec<PluggedInterface>, VmError> {
+        let plugged = self.entries.iter().filter(|entry| entry.origin != Origin::Start);
+        plugged.map(InterfaceEntry::saved).collect()
     }
 
     /// Checks that an interface is present.

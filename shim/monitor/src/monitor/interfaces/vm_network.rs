@@ -118,6 +118,7 @@ impl PreparedInterface {
             taps: prepared.taps,
             vhost: prepared.vhost,
             link_up: spec.link_up,
+            pci_slot: None,
         };
         PreparedInterface {
             nic,

@@ -146,7 +146,7 @@ impl SnapshotJob {
     /// Sets `paused` while the VM is paused for it.
     async fn make(&mut self, paused: &mut bool) -> Result<Made, VmError> {
         let (_disks_stay, mut set) = self.sources.disks.hold().await?;
-        let _interfaces_stay = self.sources.interfaces.hold().await?;
+        let (_interfaces_stay, interfaces) = self.sources.interfaces.hold().await?;
         record_interfaces(&mut set.plan, &self.sources.interfaces.list());
         let plan = set.plan.clone();
         let PreparedFiles {
@@ -192,6 +192,7 @@ impl SnapshotJob {
                 state_bytes,
                 memory_bytes,
                 disks,
+                interfaces,
                 resumed: false,
                 consumed: None,
                 checksums,

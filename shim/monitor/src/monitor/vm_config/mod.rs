@@ -26,6 +26,8 @@ pub(super) struct OpenNic {
     pub(super) taps: Vec<OwnedFd>,
     pub(super) vhost: Vec<OwnedFd>,
     pub(super) link_up: bool,
+    /// The slot of an interface that was plugged into a saved VM.
+    pub(super) pci_slot: Option<u8>,
 }
 
 /// The guest's ends of what the monitor serves.
@@ -192,7 +194,7 @@ fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
         taps: open.taps.into_iter().map(&mut *fd).collect(),
         vhost: open.vhost.into_iter().map(fd).collect(),
         link_down: !open.link_up,
-        pci_slot: 0,
+        pci_slot: open.pci_slot.map_or(0, u32::from),
     }
 }
 

@@ -1,9 +1,10 @@
-//! Tests of the format, the directory, the disks and the checksums.
+//! Tests of the format, the directory, the disks, the checksums and the interfaces.
 
 mod checksums;
 mod directory;
 mod disks;
 mod format;
+mod interfaces;
 
 use std::path::Path;
 

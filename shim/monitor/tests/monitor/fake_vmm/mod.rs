@@ -133,12 +133,16 @@ impl Fake {
             self.take(vhost).await?;
         }
         self.say(&format!(
-            "nic {} {:02x?} mtu {} queues {}{}\n",
+            "nic {} {:02x?} mtu {} queues {}{}{}\n",
             nic.id,
             nic.mac,
             nic.mtu,
             taps.len(),
-            if nic.link_down { " down" } else { "" }
+            if nic.link_down { " down" } else { "" },
+            match nic.pci_slot {
+                0 => String::new(),
+                slot => format!(" slot {slot}"),
+            }
         ));
         let console = self
             .guest
