@@ -48,6 +48,7 @@ fn usage_errors_are_status_2() {
         &["restore"],
         &["restore", "dir", "--name", "A"],
         &["restore", "dir", "--detach", "--console"],
+        &["restore", "dir", "--replug-nics", "--paused"],
         &["addinterface", "demo"],
         &["link", "demo", "default", "sideways"],
     ] {

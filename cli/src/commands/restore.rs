@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Name of the VM, for a clone: NAME or NAMESPACE/NAME; without it, that of the VM that was saved
     ///
     /// A clone has the machine ID, the SSH host keys, the MAC and the host name of the VM, and its TLS sessions. With the
-    /// binding `masquerade` it has an outer address of its own; with `bridge` it is refused.
+    /// binding `masquerade` it has an outer address of its own; with `bridge` it is refused without --replug-nics.
     #[arg(long, value_name = "NAME")]
     name: Option<VmRef>,
 
@@ -58,6 +58,13 @@ pub(crate) struct Args {
     /// Leave the VM paused; `husk resume` lets it go on
     #[arg(long)]
     paused: bool,
+
+    /// Give the interfaces new MAC addresses
+    ///
+    /// The guest sees each NIC unplugged, and another plugged into its slot. Until then its links are down. If the guest
+    /// does not release a NIC within 30 s, the VM is ended. Not with --paused: a paused guest releases nothing.
+    #[arg(long, conflicts_with = "paused")]
+    replug_nics: bool,
 
     /// Run the VM in the background and print its name
     #[arg(short, long, conflicts_with = "console")]
@@ -86,8 +93,11 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     };
     let plan = VmPlan {
         start_paused: args.paused,
-        ..snapshot.plan_for(&vm.namespace, &vm.name)?
+        ..snapshot.plan_for(&vm.namespace, &vm.name, args.replug_nics)?
     };
+    if args.replug_nics && snapshot.interface_names().next().is_none() {
+        return Err(Failure::Usage("--replug-nics: the VM has no interfaces".into()));
+    }
     if args.console && !plan.serial_console {
         return Err(Failure::Usage("--console: the VM has no serial console".into()));
     }
@@ -116,6 +126,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         netns,
         vmi: snapshot.metadata_for(&vm.namespace, &vm.name),
         snapshot: Some(directory),
+        replug_nics: args.replug_nics,
     };
     let follow = Follow {
         command: "husk restore",

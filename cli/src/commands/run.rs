@@ -151,6 +151,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             netns: netns.clone(),
             vmi: metadata(vmi),
             snapshot: None,
+            replug_nics: false,
         });
     }
     let vms = names.into_iter().zip(configs).collect();

@@ -28,6 +28,17 @@ pub struct MonitorConfig {
     /// Directory of a snapshot, whose plan `plan` is: the VM goes on from it.
     #[serde(default)]
     pub snapshot: Option<PathBuf>,
+    /// The interfaces have other MAC addresses than in the snapshot: its guest releases each NIC and finds another.
+    #[serde(default)]
+    pub replug_nics: bool,
+}
+
+/// A snapshot that a VM goes on from.
+#[derive(Debug, Clone)]
+pub(crate) struct RestoreOrder {
+    pub(crate) directory: PathBuf,
+    /// As in [`MonitorConfig`].
+    pub(crate) replug_nics: bool,
 }
 
 /// The result of a start, reported once: when the VM runs (or is paused before its first instruction), or has failed.

@@ -48,6 +48,7 @@ pub use privilege::{PrivilegeError, check_privileges};
 pub use route::{Neighbour, Route};
 pub use saved_teardown::tear_down_saved;
 pub use standalone::{StandaloneNetns, StandaloneNetwork};
+pub use tap::unconnected_tap;
 
 /// Removes what killed monitors left in the host's network. Blocks.
 pub fn clean_up() -> Result<(), NetworkError> {

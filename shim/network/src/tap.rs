@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 
-use super::error::NetworkFault;
+use super::error::{NetworkError, NetworkFault};
 use super::interface::TapOwner;
+use super::netns::Netns;
 
 pub(super) const TUN: &str = "/dev/net/tun";
 const VHOST_NET: &str = "/dev/vhost-net";
@@ -62,6 +63,18 @@ pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault
         .map(queue)
         .collect::<io::Result<_>>()
         .map_err(NetworkFault::kernel(format!("opening {name}")))
+}
+
+/// Creates a tap that is connected to nothing, in a namespace of its own, and opens each queue. Both vanish with the last
+/// descriptor. Blocks.
+pub fn unconnected_tap(interface: &str, queues: usize) -> Result<Vec<OwnedFd>, NetworkError> {
+    let make = || -> io::Result<Vec<OwnedFd>> {
+        let queue = |_| attach("tap0", queues > 1).map(OwnedFd::from);
+        Netns::create()?.run(|| (0..queues).map(queue).collect())?
+    };
+    make()
+        .map_err(NetworkFault::kernel("making a tap without a network"))
+        .map_err(NetworkFault::for_interface(interface))
 }
 
 /// Opens vhost-net once per queue pair. Empty if the kernel lacks it or this process may not open it: the VMM then

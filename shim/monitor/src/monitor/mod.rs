@@ -32,6 +32,7 @@ mod listener;
 mod metrics;
 mod pending_vm;
 mod power;
+mod replug;
 mod resize_watch;
 mod service;
 mod snapshots;
@@ -55,7 +56,7 @@ use std::time::Duration;
 use husk_proto::shim::v1::Phase;
 use tracing::error;
 
-use crate::launch::{MonitorConfig, StartMode, StartReport};
+use crate::launch::{MonitorConfig, RestoreOrder, StartMode, StartReport};
 use crate::state::{RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
@@ -113,7 +114,12 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
         netns,
         vmi,
         snapshot,
+        replug_nics,
     } = config;
+    let restore = snapshot.map(|directory| RestoreOrder {
+        directory,
+        replug_nics,
+    });
     let claimed = match RuntimeDir::at(runtime_dir).claim(&plan.namespace, &plan.name) {
         Ok(claimed) => claimed,
         Err(error @ StateError::Exists { .. }) => return give_up(start_mode, "AlreadyRunning", &error),
@@ -121,7 +127,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
     };
     let dir = claimed.dir().clone();
     let prepared = stdio::log_to(&dir.monitor_log())
-        .and_then(|()| Supervisor::new(plan, &vmi, &dir, VmEnvironment::of_caller(netns), snapshot));
+        .and_then(|()| Supervisor::new(plan, &vmi, &dir, VmEnvironment::of_caller(netns), restore));
     let supervisor = match prepared {
         Ok(supervisor) => supervisor,
         Err(error) => {

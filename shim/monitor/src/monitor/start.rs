@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_network::{MacAddr, NetworkError};
 use husk_proto::fds::{SendError, Token};
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::{
@@ -22,13 +23,15 @@ use super::disks::StartedDisks;
 use super::error_chain::error_chain;
 use super::final_status::FinalStatus;
 use super::interfaces::{self, VmNetworkError};
+use super::replug::Replug;
 use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
 use super::vm_config::{GuestSockets, HostDevices, PreparedConfig};
+use super::vmm_connection::VmmConnection;
 use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
-use crate::launch::StartMode;
+use crate::launch::{RestoreOrder, StartMode};
 use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
@@ -51,6 +54,9 @@ pub(super) enum StartError {
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Network(#[from] VmNetworkError),
+    /// A tap without a network.
+    #[error(transparent)]
+    Tap(#[from] NetworkError),
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
@@ -90,11 +96,11 @@ pub(super) struct StartedVm {
 }
 
 /// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it, or lets it go on from a
-/// snapshot. If the future is dropped, the VMM is killed.
+/// snapshot, with other NICs if that is wanted. If the future is dropped, the VMM is killed.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
-    snapshot: Option<PathBuf>,
+    restore: Option<RestoreOrder>,
     interfaces: &interfaces::InterfacesHandle,
     sockets: GuestSockets,
     publisher: &StatusPublisher,
@@ -105,12 +111,26 @@ pub(super) async fn start(
         kvm: kvm::open()?,
         vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
     };
-    let saved = open_snapshot(snapshot, &plan).await?;
-    let plugged = saved.as_ref().map(OpenSnapshot::interfaces).unwrap_or_default();
+    let replugs = restore.as_ref().is_some_and(|restore| restore.replug_nics);
+    let saved = open_snapshot(restore.map(|restore| restore.directory), &plan).await?;
+    let mut plugged = saved.as_ref().map(OpenSnapshot::interfaces).unwrap_or_default();
+    if replugs {
+        // Those of the plan have other addresses already.
+        plugged
+            .iter_mut()
+            .for_each(|interface| interface.mac = MacAddr::random());
+    }
     let (volumes, nics) = tokio::try_join!(
         open_volumes(plan.clone(), environment.clone(), saved.as_ref(), publisher),
         async { Ok(interfaces.prepare(plugged).await?) }
     )?;
+    let (nics, replug) = match &saved {
+        Some(saved) if replugs => {
+            let (stand_ins, replug) = Replug::instead_of(nics, saved).await?;
+            (stand_ins, Some(replug))
+        }
+        _ => (nics, None),
+    };
     let paths = paths(&plan, &volumes);
     let disks = StartedDisks {
         probes: probes(&plan, &volumes),
@@ -121,7 +141,8 @@ pub(super) async fn start(
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
     publisher.vmm_started();
     let prepared = PreparedConfig::new(&plan, volumes, nics, devices, sockets);
-    match create_and_boot(&mut vmm, prepared, saved, plan.start_paused, start_mode).await {
+    let paused = plan.start_paused;
+    match create_and_boot(&mut vmm, prepared, saved, replug, paused, start_mode).await {
         Ok(events) => Ok(StartedVm { vmm, events, disks }),
         Err(failure) => match failure.volume_error(&paths) {
             Some(error) => Err(error.into()),
@@ -221,6 +242,7 @@ async fn create_and_boot(
     vmm: &mut VmmProcess,
     prepared: PreparedConfig,
     saved: Option<OpenSnapshot>,
+    mut replug: Option<Replug>,
     paused: bool,
     start_mode: &mut StartMode,
 ) -> Result<VmmEvents, VmmFailure> {
@@ -250,6 +272,14 @@ async fn create_and_boot(
             return Err(VmmFailure::Call("VmmDied", gone));
         }
     }
+    let mut connection = VmmConnection {
+        client: client.clone(),
+        fds: vmm.fds().clone(),
+    };
+    if let Some(replug) = &mut replug {
+        let found = replug.find_slots(&mut connection).await;
+        found.map_err(|e| VmmFailure::Call("StartFailed", e))?;
+    }
     if let Some(saved) = saved {
         let consumed = tokio::task::spawn_blocking(move || saved.consume()).await;
         consumed
@@ -260,6 +290,10 @@ async fn create_and_boot(
         .boot(BootRequest { paused })
         .await
         .map_err(|e| VmmFailure::Call("BootFailed", e))?;
+    if let Some(replug) = replug {
+        let replugged = replug.carry_out(connection).await;
+        replugged.map_err(|e| VmmFailure::Call("StartFailed", e))?;
+    }
     Ok(VmmEvents::new(events.into_inner()))
 }
 

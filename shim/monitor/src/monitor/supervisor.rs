@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +31,7 @@ use super::vm::{GuestEnds, VmActor};
 use super::vsock::vsock_actor;
 use super::{guest_agent, listener, stdio};
 use crate::console::Console;
-use crate::launch::StartMode;
+use crate::launch::{RestoreOrder, StartMode};
 use crate::state::{ClaimedDir, VmDir};
 use crate::vm_environment::VmEnvironment;
 
@@ -46,8 +45,8 @@ pub(super) struct Supervisor {
     vm: VmActor,
     disks: DisksActor,
     snapshots: SnapshotsActor,
-    /// Directory of the snapshot that the VM goes on from.
-    snapshot: Option<PathBuf>,
+    /// The snapshot that the VM goes on from.
+    restore: Option<RestoreOrder>,
     interfaces: interfaces::InterfacesHandle,
     /// The guest's end of its console.
     guest: Option<OwnedFd>,
@@ -75,14 +74,14 @@ pub(super) struct StatusServer {
 }
 
 impl Supervisor {
-    /// Writes the VM's plan and metadata to its directory and starts to serve. The VM goes on from `snapshot`, if given.
+    /// Writes the VM's plan and metadata to its directory and starts to serve. The VM goes on from a snapshot, if given.
     /// Must be called on a tokio runtime.
     pub(super) fn new(
         plan: VmPlan,
         vmi: &serde_json::Value,
         dir: &VmDir,
         environment: VmEnvironment,
-        snapshot: Option<PathBuf>,
+        restore: Option<RestoreOrder>,
     ) -> io::Result<Supervisor> {
         stdio::write_json(&dir.plan(), &plan)?;
         stdio::write_json(&dir.vmi(), vmi)?;
@@ -123,7 +122,7 @@ impl Supervisor {
             channel,
             publisher.subscribe(),
             guest_agent::needs(&plan.credentials),
-            snapshot.is_some(),
+            restore.is_some(),
         );
         let mut vsock: Option<Pin<Box<dyn Future<Output = ()> + Send>>> = None;
         if plan.vhost_vsock_cid.is_none() {
@@ -165,7 +164,7 @@ impl Supervisor {
             vm,
             disks,
             snapshots,
-            snapshot,
+            restore,
             interfaces,
             guest: guest.map(Into::into),
             ports,
@@ -205,7 +204,7 @@ impl Supervisor {
             metrics_disk,
         };
         let final_status = tokio::select! {
-            final_status = self.vm.run(guest, self.snapshot, start_mode) => final_status,
+            final_status = self.vm.run(guest, self.restore, start_mode) => final_status,
             // These actors are stopped with the VM.
             never = self.disks.run() => match never {},
             never = self.snapshots.run() => match never {},

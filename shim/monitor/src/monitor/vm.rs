@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ use super::status::StatusPublisher;
 use super::vm_config::GuestSockets;
 use super::vm_error::VmError;
 use super::vmm_connection::{VmmConnection, call_within};
-use crate::launch::{StartMode, StartReport};
+use crate::launch::{RestoreOrder, StartMode, StartReport};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::VmmProcess;
 
@@ -165,7 +164,7 @@ impl VmActor {
     pub(super) async fn run(
         mut self,
         guest: GuestEnds,
-        snapshot: Option<PathBuf>,
+        restore: Option<RestoreOrder>,
         mut start_mode: StartMode,
     ) -> FinalStatus {
         let GuestEnds {
@@ -194,7 +193,7 @@ impl VmActor {
             let begin = start(
                 self.plan.clone(),
                 self.environment.clone(),
-                snapshot,
+                restore,
                 &self.interfaces,
                 sockets,
                 &self.publisher,

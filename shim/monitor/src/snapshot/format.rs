@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use husk_network::MacAddr;
 use husk_vmi::{DiskSource, NicBinding, VmPlan};
 use husk_volumes::{BlockSizes, FileIdentity, ImageFormat};
 use jiff::Timestamp;
@@ -168,20 +169,25 @@ impl Snapshot {
         planned.chain(self.interfaces.iter().map(|interface| &*interface.name))
     }
 
-    /// The plan of a VM of this name that goes on from the snapshot.
+    /// The plan of a VM of this name that goes on from the snapshot. With `replug_nics` each interface has a new, random
+    /// MAC address.
     ///
     /// # Errors
     /// A clone would take the address of the VM.
-    pub fn plan_for(&self, namespace: &str, name: &str) -> Result<VmPlan, SnapshotError> {
+    pub fn plan_for(&self, namespace: &str, name: &str, replug_nics: bool) -> Result<VmPlan, SnapshotError> {
         let mut plan = self.plan.clone();
-        if (namespace, name) != (&*plan.namespace, &*plan.name) {
+        if replug_nics {
+            plan.nics
+                .iter_mut()
+                .for_each(|nic| nic.mac = Some(MacAddr::random().0));
+        } else if (namespace, name) != (&*plan.namespace, &*plan.name) {
             let mut nics = plan.nics.iter();
             let bridged = nics.find(|nic| nic.binding == NicBinding::Bridge);
             let plugged = || self.interfaces.first().map(|interface| &interface.name);
             if let Some(name) = bridged.map(|nic| &nic.name).or_else(plugged) {
                 let reason = format!(
-                    "with the binding `bridge` the guest keeps its MAC and IP addresses, which are those of {}/{}: leave \
-                     out --name, or use `masquerade` in the manifest",
+                    "with the binding `bridge` the guest keeps its MAC and IP addresses, which are those of {}/{}: --replug-nics \
+                     gives the clone others; or leave out --name",
                     plan.namespace, plan.name
                 );
                 return Err(SnapshotError::interface(name, reason));

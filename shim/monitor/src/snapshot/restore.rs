@@ -93,6 +93,14 @@ impl OpenSnapshot {
         self.snapshot.interfaces.clone()
     }
 
+    /// The MAC address of an interface.
+    pub(crate) fn mac(&self, name: &str) -> Option<[u8; 6]> {
+        let planned = self.snapshot.plan.nics.iter().find(|nic| nic.name == name);
+        let mut plugged = self.snapshot.interfaces.iter();
+        let plugged = || Some(plugged.find(|interface| interface.name == name)?.mac.0);
+        planned.and_then(|nic| nic.mac).or_else(plugged)
+    }
+
     /// Refuses a plan with other disks than those of the snapshot, which was replaced then.
     pub(crate) fn check_plan(&self, plan: &VmPlan) -> Result<(), SnapshotError> {
         match self.snapshot.plan.disks == plan.disks {

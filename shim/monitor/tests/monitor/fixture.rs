@@ -111,6 +111,7 @@ impl Fixture {
             netns: None,
             vmi,
             snapshot: None,
+            replug_nics: false,
         }
     }
 

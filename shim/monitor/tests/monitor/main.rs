@@ -152,6 +152,8 @@ fn run() -> ExitCode {
         interfaces_keep_their_addresses,
         plugged_interface_keeps_its_slot,
         interface_that_is_being_unplugged_is_not_saved,
+        clone_gets_other_nics_in_the_same_slots,
+        guest_that_does_not_release_its_nics_is_ended,
     ]);
     trials.extend(trials![
         no_network,

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use husk_monitor::launch::MonitorConfig;
+use husk_monitor::snapshot;
 use husk_network::MacAddr;
 use husk_proto::shim::v1::{
     AddInterfaceRequest, PauseRequest, RemoveInterfaceRequest, ResumeRequest, SetLinkRequest,
@@ -11,7 +12,7 @@ use husk_proto::shim::v1::{
 use husk_shim_testing::pod::{Pod, ip};
 
 use super::fixture::{Fixture, Vm, eventually};
-use super::networks::{masquerade, on, with_nic};
+use super::networks::{masquerade, on, refusal, taps, with_nic};
 use super::snapshots::{config, dir, kill, refused, restore, save};
 use super::standalone::machine;
 
@@ -132,4 +133,88 @@ pub fn interface_that_is_being_unplugged_is_not_saved() {
     save(&f, &vm, &directory, true).unwrap();
     kill(&mut vm);
     f.is_clean(&vm.pids());
+}
+
+/// The configuration of a VM of this name that goes on in the pod, with other MAC addresses.
+fn replugged(f: &Fixture, pod: &Pod, directory: &Path, name: &str) -> MonitorConfig {
+    let plan = snapshot::read(directory).unwrap();
+    MonitorConfig {
+        plan: plan.plan_for("default", name, true).unwrap(),
+        netns: Some(pod.path().into()),
+        replug_nics: true,
+        ..config(f, directory, name)
+    }
+}
+
+fn octets(mac: &str) -> String {
+    mac.replace(':', ", ")
+}
+
+pub fn clone_gets_other_nics_in_the_same_slots() {
+    let f = Fixture::new();
+    let pod = Pod::with_address();
+    let mut source = with_blue(&f, &pod);
+    let before = source.info().interfaces;
+    let directory = dir(&f, "one");
+    save(&f, &source, &directory, false).unwrap();
+    kill(&mut source);
+    let given_back = pod.state();
+
+    let mut clone = f.start_config(&replugged(&f, &pod, &directory, "clone")).unwrap();
+    let now = clone.info().interfaces;
+    let said = clone.said();
+    let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text:?} in {said}"));
+    for (old, new, slot) in [(&before[0], &now[0], 1), (&before[1], &now[1], 24)] {
+        assert_eq!((&old.name, old.plugged), (&new.name, new.plugged));
+        assert_ne!(old.mac, new.mac);
+        let (name, saved) = (&old.name, if slot == 1 { "" } else { " slot 24" });
+        let stand_in = format!(
+            "nic {name} [{}] mtu 1450 queues 1 down{saved}\n",
+            octets(&old.mac)
+        );
+        let own = format!(
+            "nic {name} [{}] mtu 1450 queues 1 slot {slot}\n",
+            octets(&new.mac)
+        );
+        let steps = [
+            at(&stand_in),
+            at("goes on from"),
+            at(&format!("asked for {name}\n")),
+            at(&own),
+        ];
+        assert!(steps.is_sorted(), "{steps:?} in {said}");
+    }
+    eventually("the guest is offered its address", || {
+        clone.said().contains("blue is offered 10.9.0.5")
+    });
+    assert_eq!((taps(clone.monitor), taps(clone.vmm)), (0, 2));
+    let again = dir(&f, "again");
+    save(&f, &clone, &again, true).unwrap();
+    let plan = snapshot::read(&again).unwrap().plan;
+    assert_eq!(MacAddr(plan.nics[0].mac.unwrap()).to_string(), now[0].mac);
+    kill(&mut clone);
+    assert_eq!(pod.state(), given_back);
+    f.is_clean(&[source.pids(), clone.pids()].concat());
+}
+
+pub fn guest_that_does_not_release_its_nics_is_ended() {
+    let f = Fixture::new();
+    let pod = Pod::with_address();
+    let mut source = with_blue(&f, &pod);
+    let directory = dir(&f, "one");
+    save(&f, &source, &directory, false).unwrap();
+    kill(&mut source);
+    let given_back = pod.state();
+    for (name, wanted) in [
+        ("clings", "has not released its NIC within 30 s"),
+        ("undescribed", "leave out --replug-nics"),
+    ] {
+        let text = refusal(&f, &replugged(&f, &pod, &directory, name));
+        assert!(
+            text.starts_with("interface \"") && text.contains(wanted),
+            "{text}"
+        );
+        assert_eq!(pod.state(), given_back);
+    }
+    f.is_clean(&source.pids());
 }

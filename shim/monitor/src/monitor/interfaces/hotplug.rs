@@ -193,7 +193,7 @@ async fn release(vm_network: &VmNetwork, device: String) -> bool {
 
 impl VmmConnection {
     /// Plugs a NIC, and returns its PCI slot.
-    async fn add_nic(&mut self, open: OpenNic) -> Result<u32, VmError> {
+    pub(in crate::monitor) async fn add_nic(&mut self, open: OpenNic) -> Result<u32, VmError> {
         let (nic, descriptors) = vm_config::plugged_nic(open);
         let borrowed: Vec<_> = descriptors
             .iter()

@@ -158,7 +158,7 @@ fn wrong_descriptions_are_refused_by_field() {
 #[test]
 fn clone_keeps_all_but_its_name() {
     let snapshot = snapshot();
-    let plan = snapshot.plan_for("team", "copy").unwrap();
+    let plan = snapshot.plan_for("team", "copy", false).unwrap();
     assert_eq!((&*plan.namespace, &*plan.name), ("team", "copy"));
     assert_eq!((plan.uuid, &plan.nics), (snapshot.plan.uuid, &snapshot.plan.nics));
     let vmi = snapshot.metadata_for("team", "copy");
@@ -169,12 +169,20 @@ fn clone_keeps_all_but_its_name() {
 
     let document = changed("/plan/nics/0/binding", |binding| *binding = json!("bridge"));
     let bridged = parsed(&document).unwrap();
-    let error = bridged.plan_for("default", "copy").unwrap_err().to_string();
+    let error = bridged
+        .plan_for("default", "copy", false)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.starts_with("interface \"default\": ") && error.contains("--name"),
         "{error}"
     );
-    bridged.plan_for("default", "demo").unwrap();
+    bridged.plan_for("default", "demo", false).unwrap();
+    let replugged = bridged.plan_for("default", "copy", true).unwrap();
+    let (new, old) = (&replugged.nics[0], &bridged.plan.nics[0]);
+    let first = new.mac.unwrap()[0];
+    assert!(first & 3 == 2, "{first:02x}: not local, or a group");
+    assert!(new.mac != old.mac && new.name == old.name && new.binding == old.binding);
 }
 
 #[test]
@@ -237,7 +245,7 @@ proptest! {
         }
         if let Ok(snapshot) = parsed(&document) {
             let _ = snapshot.check_restorable(Path::new("/snap"));
-            let _ = snapshot.plan_for("default", "copy");
+            let _ = snapshot.plan_for("default", "copy", false);
             let _ = snapshot.metadata_for("default", "copy");
         }
     }

@@ -57,10 +57,13 @@ fn wrong_interfaces_are_refused_by_field() {
 #[test]
 fn clone_would_have_the_address_of_a_plugged_interface() {
     let snapshot = with(&json!([blue()])).unwrap();
-    let error = snapshot.plan_for("default", "copy").unwrap_err().to_string();
+    let error = snapshot
+        .plan_for("default", "copy", false)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.starts_with("interface \"blue\": ") && error.contains("--name"),
         "{error}"
     );
-    snapshot.plan_for("default", "demo").unwrap();
+    snapshot.plan_for("default", "demo", false).unwrap();
 }

@@ -49,6 +49,8 @@ struct Guest {
     /// Sizes of the SCSI disks.
     luns: HashMap<String, u32>,
     nics: HashMap<String, FakeNic>,
+    /// The NICs' slots.
+    slots: HashMap<String, u32>,
     /// Eject requests that the guest got.
     eject_requests: u32,
     /// Reasons to be paused.
@@ -229,8 +231,10 @@ impl Vmm for Fake {
             sizes.len(),
             sizes.iter().sum::<u64>()
         ));
-        for nic in &config.nics {
+        for (slot, nic) in (1..).zip(&config.nics) {
             self.plug(nic).await?;
+            let slot = if nic.pci_slot == 0 { slot } else { nic.pci_slot };
+            self.guest.lock().unwrap().slots.insert(nic.id.clone(), slot);
         }
         if let Some(saved) = saved {
             self.go_on(saved).await?;
@@ -356,14 +360,22 @@ impl Vmm for Fake {
     }
 
     async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
-        let (boots, state) = {
+        let (boots, state, slots) = {
             let guest = self.guest.lock().unwrap();
-            (guest.boots, guest.state)
+            (guest.boots, guest.state, guest.slots.clone())
         };
+        let ejectable = !has(&self.name(), "undescribed");
+        let nics = slots.into_iter().map(|(id, pci_slot)| pb::NicInfo {
+            id,
+            pci_slot,
+            ejectable,
+            ..Default::default()
+        });
         Ok(Response::new(pb::InfoResponse {
             state: state.into(),
             booted_from: "a play".into(),
             boots,
+            nics: nics.collect(),
             ..Default::default()
         }))
     }
@@ -488,7 +500,8 @@ impl Vmm for Fake {
             return Err(Status::resource_exhausted("no slot is free"));
         }
         self.plug(&nic).await?;
-        Ok(Response::new(pb::AddNicResponse { pci_slot: 24 }))
+        let pci_slot = if nic.pci_slot == 0 { 24 } else { nic.pci_slot };
+        Ok(Response::new(pb::AddNicResponse { pci_slot }))
     }
 
     async fn remove_nic(
@@ -498,7 +511,7 @@ impl Vmm for Fake {
         let id = request.into_inner().id;
         self.say(&format!("asked for {id}\n"));
         // A paused guest releases no device.
-        if self.guest.lock().unwrap().state == State::Paused {
+        if self.guest.lock().unwrap().state == State::Paused || has(&self.name(), "clings") {
             return Err(Status::deadline_exceeded("the guest has not let go"));
         }
         let removed = self.guest.lock().unwrap().nics.remove(&id);
