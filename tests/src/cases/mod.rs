@@ -136,6 +136,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `snapshot-once` | `snapshot`; tests of `husk-monitor` with a VMM of its own |
 /// | `snapshot-states` | `snapshot`; property tests of the devices' states |
 /// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
+/// | `snapshot-replug` | `snapshot`; tests of `husk-monitor` with a VMM of its own, and of NICs in `husk-vmm` |
 pub const FULL: &[Case] = &[
     flushed::CASE,
     io_error::REPORT,
@@ -184,6 +185,7 @@ pub const FULL: &[Case] = &[
     snapshot::CLONES,
     snapshot::STATES,
     snapshot::NETWORK,
+    snapshot::REPLUG,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.

@@ -4,6 +4,7 @@ mod kills;
 mod network;
 mod once;
 mod refused;
+mod replug;
 pub mod rounds;
 mod states;
 
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 pub use kills::KILLS;
 pub use network::NETWORK;
+pub use replug::REPLUG;
 pub use states::STATES;
 
 pub const CLONES: Case = Case {
