@@ -1,8 +1,8 @@
 //! Gives each NIC of a restored guest another MAC address: the guest releases the NIC that it was saved with, and finds
 //! another in its slot.
 //!
-//! A driver reads the address when it finds a NIC. So the guest goes on with stand-ins: the NICs that it was saved with,
-//! but for their taps, which lead nowhere, and their links, which are down. No frame with an old address leaves.
+//! A driver reads the address when it finds a NIC. So the guest goes on with stand-ins: the NICs that it was saved
+//! with, but for their taps, which lead nowhere, and their links, which are down. No frame with an old address leaves.
 
 use std::time::Duration;
 
@@ -59,8 +59,8 @@ impl Replug {
             let found = found.ok_or_else(|| Status::internal("the machine lacks an interface"))?;
             if !found.ejectable {
                 return Err(Status::failed_precondition(format!(
-                    "interface {:?}: the guest was saved by a Husk that did not tell it how to release the NIC: leave out \
-                     --replug-nics, or make another snapshot after the guest has booted again",
+                    "interface {:?}: the guest was saved by a Husk that did not tell it how to release the NIC: leave \
+                     out --replug-nics, or make another snapshot after the guest has booted again",
                     nic.name
                 )));
             }
@@ -88,8 +88,8 @@ async fn release(mut connection: VmmConnection, name: &str) -> Result<(), Status
         Ok(Ok(_)) => Ok(()),
         Ok(Err(status)) if status.code() != Code::DeadlineExceeded => Err(status),
         Ok(Err(_)) | Err(_) => Err(Status::deadline_exceeded(format!(
-            "interface {name:?}: the guest has not released its NIC within 30 s, so that it cannot have another address: \
-             --replug-nics needs a guest with ACPI PCI hotplug (Linux: CONFIG_HOTPLUG_PCI_ACPI)"
+            "interface {name:?}: the guest has not released its NIC within 30 s, so that it cannot have another \
+             address: --replug-nics needs a guest with ACPI PCI hotplug (Linux: CONFIG_HOTPLUG_PCI_ACPI)"
         ))),
     }
 }
