@@ -1,5 +1,8 @@
 //! A device that is saved, and continues in one that is built anew.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use husk_devices::component::testing::{mutate, mutation};
 use husk_devices::component::{ComponentState, RestoreError};
 use proptest::prelude::*;
@@ -18,6 +21,16 @@ impl Guest {
         assert_eq!(net.save().unwrap(), state);
         (self.net, self.handle) = (net, handle);
         self.activate(queues);
+    }
+
+    /// Waits until the device has passed or dropped the frame that was sent to it.
+    fn settle(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while rustix::io::ioctl_fionread(&self.taps[0]).unwrap() > 0 {
+            assert!(Instant::now() < deadline, "the frame is not read");
+            sleep(Duration::from_millis(1));
+        }
+        self.pause();
     }
 
     fn saved(&mut self) -> serde_json::Value {
@@ -94,6 +107,7 @@ fn run(steps: &[Step], save: bool) -> Vec<Vec<u8>> {
                 if save && seen.len() % 2 == 0 {
                     guest.reload();
                 }
+                guest.settle();
                 // All broadcasts arrive while the driver opens the filter: the end of what the frame caused.
                 guest.command(&[0, 5, 0]);
                 guest.peers[0].send(&marker).unwrap();
