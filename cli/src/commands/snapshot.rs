@@ -45,7 +45,7 @@ pub(crate) struct Args {
 
     /// Write checksums, so that `husk restore --verify` finds damage
     ///
-    /// With --resume the VM goes on before. The saved files are read once for it.
+    /// With --resume the VM goes on first. The saved files are then read once more.
     #[arg(long)]
     checksums: bool,
 
