@@ -1,8 +1,8 @@
 //! Checksums of the files of a snapshot, by which damage is found.
 //!
-//! The file `checksums` has the SHA-256 digest of each chunk of 1 MiB of each file, in the order of the description. That
-//! has the digest of `checksums` itself. Whoever can change the files can change these too: they tell of damage, not of
-//! an attack.
+//! The file `checksums` has the SHA-256 digest of each chunk of 1 MiB of each file, in the order of the description. The
+//! description has the digest of `checksums` itself. Checksums find damage, and do not stop an attacker: whoever can
+//! change the files can change their checksums too.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -82,7 +82,7 @@ impl Checksums {
         sums.sync_all().map_err(SnapshotError::io(&sums_path))?;
         progress(total, total);
         Ok(Checksums {
-            sha256: sha256(sums).map_err(SnapshotError::io(&sums_path))?,
+            sha256: sha256(sums, cancelled).map_err(SnapshotError::io(&sums_path))?,
             chunk_bytes: CHUNK,
             files: files.into_iter().map(SummedFile::from).collect(),
         })
@@ -138,7 +138,7 @@ pub fn verify(
     let checksums = snapshot.checksums(directory)?;
     let sums = sized(&dir, CHECKSUMS, checksums.size().unwrap_or(u64::MAX))?;
     let sums_path = dir.path_of(CHECKSUMS);
-    if sha256(&sums).map_err(SnapshotError::io(&sums_path))? != checksums.sha256 {
+    if sha256(&sums, cancelled).map_err(SnapshotError::io(&sums_path))? != checksums.sha256 {
         return Err(SnapshotError::WrongChecksums(sums_path));
     }
     // A file that is missing or too short is found at once.
@@ -184,21 +184,31 @@ pub fn verify(
 }
 
 /// SHA-256 of a file, in hexadecimal digits.
-fn sha256(file: &File) -> io::Result<String> {
-    let mut reader = BufReader::with_capacity(CHUNK as usize, FromStart { file, at: 0 });
+fn sha256(file: &File, cancelled: &AtomicBool) -> io::Result<String> {
+    let start = FromStart {
+        file,
+        at: 0,
+        cancelled,
+    };
+    let mut reader = BufReader::with_capacity(CHUNK as usize, start);
     let mut hash = Sha256::new();
     io::copy(&mut reader, &mut hash)?;
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// Reads a file from its start, wherever its position is.
+/// Reads a file from its start, wherever its position is. Fails once it is cancelled: a hostile file may be a hole of
+/// any size.
 struct FromStart<'a> {
     file: &'a File,
     at: u64,
+    cancelled: &'a AtomicBool,
 }
 
 impl Read for FromStart<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(io::Error::other("it was cancelled"));
+        }
         let read = self.file.read_at(buffer, self.at)?;
         self.at += read as u64;
         Ok(read)
