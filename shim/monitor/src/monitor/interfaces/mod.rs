@@ -129,16 +129,15 @@ impl InterfacesActor {
         let vm_network = vm_network.await.map_err(|_| VmNetworkError::Aborted)??;
         self.netns.send_replace(Some(vm_network.netns()));
         self.vm_network = Some(vm_network.clone());
-        let planned = self.plan.nics.iter().map(Ok).chain(plugged.iter().map(Err));
-        let spec: Vec<InterfaceSpec> = (0u8..)
-            .zip(planned)
-            .map(|(index, nic)| match nic {
-                Ok(nic) => vm_network.defaults.planned(index, nic),
-                Err(interface) => vm_network.defaults.saved(index, interface),
-            })
-            .collect();
-        let slots = plugged.into_iter().map(|interface| Some(interface.pci_slot));
-        let slots = self.plan.nics.iter().map(|_| None).chain(slots);
+        let mut indices = 0u8..;
+        let planned = self.plan.nics.iter().zip(indices.by_ref());
+        let planned = planned.map(|(nic, index)| (vm_network.defaults.planned(index, nic), None));
+        let mut spec: Vec<(InterfaceSpec, Option<u8>)> = planned.collect();
+        for (interface, index) in plugged.iter().zip(indices) {
+            let saved = vm_network.defaults.saved(index, interface);
+            spec.push((saved, Some(interface.pci_slot)));
+        }
+        let (spec, slots): (Vec<_>, Vec<_>) = spec.into_iter().unzip();
         let ready = spawn_blocking(move || vm_network.prepare(&spec)).await;
         let mut nics = Vec::new();
         for (ready, slot) in ready
