@@ -9,6 +9,7 @@ mod fixture;
 mod interfaces;
 mod lives;
 mod networks;
+mod snapshot_disks;
 mod snapshot_interfaces;
 mod snapshots;
 mod standalone;
@@ -126,9 +127,6 @@ fn run() -> ExitCode {
         vms_go_on_from_a_snapshot,
         checksums_are_written_on_request,
         vm_runs_on_unless_it_was_paused,
-        snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
-        snapshot_with_a_disk_outside_is_restored_once,
-        disk_is_copied_in_full_on_request,
         resume_waits_for_a_snapshot_that_can_be_told,
         refused_save_leaves_nothing,
         interrupted_snapshot_leaves_nothing,
@@ -137,13 +135,20 @@ fn run() -> ExitCode {
         damaged_snapshot_is_refused,
     ]);
     trials.extend(trials![
+        false,
+        snapshot_disks:
+        snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
+        snapshot_with_a_disk_outside_is_restored_once,
+        disk_is_copied_in_full_on_request,
+    ]);
+    trials.extend(trials![
         no_network,
         sync:
         sync_applies_interfaces,
     ]);
     trials.extend(trials![
         no_network,
-        snapshots:
+        snapshot_disks:
         disk_that_does_not_fit_leaves_nothing,
     ]);
     trials.extend(trials![

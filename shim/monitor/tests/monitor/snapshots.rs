@@ -10,17 +10,15 @@ use husk_monitor::launch::{LaunchError, MonitorConfig};
 use husk_monitor::snapshot;
 use husk_proto::shim::v1::snapshot_progress::Progress;
 use husk_proto::shim::v1::{
-    AddVolumeRequest, KillRequest, PauseRequest, RemoveVolumeRequest, ResumeRequest, ShutdownRequest,
-    SnapshotDone, SnapshotProgress, SnapshotRequest,
+    AddVolumeRequest, KillRequest, PauseRequest, RemoveVolumeRequest, ResumeRequest, SnapshotDone,
+    SnapshotProgress, SnapshotRequest,
 };
 use husk_vmi::{CacheMode, DeviceType, DiskPlan, DiskSource, ScsiController, SeedData, SeedLayout, VmPlan};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tonic::{Code, Status, Streaming};
 
 use super::fixture::{Fixture, Vm, alive, disk, eventually, plan};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
 fn image(f: &Fixture, name: &str) -> PathBuf {
     let path = f.home().join(name);
@@ -31,7 +29,7 @@ fn image(f: &Fixture, name: &str) -> PathBuf {
 }
 
 /// A writable disk whose image is the user's.
-fn data(f: &Fixture) -> DiskPlan {
+pub fn data(f: &Fixture) -> DiskPlan {
     DiskPlan {
         // Nobody else writes to it, but a copy would not have what other VMs write.
         shareable: true,
@@ -40,7 +38,7 @@ fn data(f: &Fixture) -> DiskPlan {
 }
 
 /// A VM with disks of all kinds that travel.
-fn vm(f: &Fixture, name: &str) -> VmPlan {
+pub fn vm(f: &Fixture, name: &str) -> VmPlan {
     let mut plan = plan(name);
     plan.scsi = Some(ScsiController { queues: 1 });
     plan.disks.push(DiskPlan {
@@ -93,7 +91,7 @@ fn begin(
     Ok(f.wait(client.snapshot(request))?.into_inner())
 }
 
-fn finish(f: &Fixture, steps: &mut Streaming<SnapshotProgress>) -> Result<SnapshotDone, Status> {
+pub fn finish(f: &Fixture, steps: &mut Streaming<SnapshotProgress>) -> Result<SnapshotDone, Status> {
     f.wait(async {
         let mut names = Vec::new();
         while let Some(step) = steps.message().await? {
@@ -151,7 +149,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-fn paused(vm: &mut Vm<'_>, wanted: bool) {
+pub fn paused(vm: &mut Vm<'_>, wanted: bool) {
     eventually("the VM is paused or not", || vm.status().paused == wanted);
 }
 
@@ -285,192 +283,6 @@ pub fn vm_runs_on_unless_it_was_paused() {
     f.wait(vm.client.resume(ResumeRequest {})).unwrap();
     kill(&mut vm);
     f.is_clean(&vm.pids());
-}
-
-pub fn snapshot_with_a_disk_outside_is_for_a_vm_that_stays() {
-    let f = Fixture::new();
-    let mut plan = vm(&f, "demo");
-    plan.disks.push(data(&f));
-    let mut source = f.start(plan).unwrap();
-    let directory = dir(&f, "one");
-    let error = save(&f, &source, &directory, true).unwrap_err();
-    assert_eq!(error.code(), Code::FailedPrecondition);
-    let begin = format!(
-        "volume \"data\": {} is not in a snapshot, because it is `shareable`",
-        f.home().join("data.img").display()
-    );
-    assert!(error.message().starts_with(&begin), "{}", error.message());
-    assert!(
-        error.message().contains("leave out --resume"),
-        "{}",
-        error.message()
-    );
-    assert!(!directory.exists() && !source.status().paused);
-
-    let done = save(&f, &source, &directory, false).unwrap();
-    assert!(done.paused);
-    assert_eq!(done.outside, ["data"]);
-    // Another one that was removed does not keep the VM from going on.
-    let gone = dir(&f, "gone");
-    save(&f, &source, &gone, false).unwrap();
-    fs::remove_dir_all(&gone).unwrap();
-    // It is found where it is now.
-    let moved = dir(&f, "moved");
-    fs::rename(&directory, &moved).unwrap();
-    f.wait(source.client.resume(ResumeRequest {})).unwrap();
-    paused(&mut source, false);
-    let text = refused(restore(&f, &moved, "clone"));
-    let wanted = format!("{}: the VM was resumed after this snapshot", moved.display());
-    assert!(text.starts_with(&wanted) && text.contains("\"data\""), "{text}");
-
-    // The power button lets a paused VM go on too.
-    let second = dir(&f, "second");
-    save(&f, &source, &second, false).unwrap();
-    source.ends(async |mut client| {
-        client
-            .shutdown(ShutdownRequest { grace_seconds: None })
-            .await
-            .unwrap();
-    });
-    let text = refused(restore(&f, &second, "demo"));
-    assert!(text.contains("the VM was resumed after this snapshot"), "{text}");
-    f.is_clean(&source.pids());
-}
-
-pub fn snapshot_with_a_disk_outside_is_restored_once() {
-    let f = Fixture::new();
-    let mut plan = vm(&f, "demo");
-    plan.disks.push(data(&f));
-    let mut source = f.start(plan).unwrap();
-    let (first, second) = (dir(&f, "first"), dir(&f, "second"));
-    save(&f, &source, &first, false).unwrap();
-    save(&f, &source, &second, false).unwrap();
-
-    // The disk is shareable, so it is not in use.
-    let mut restored = restore(&f, &first, "demo2").unwrap();
-    let text = refused(restore(&f, &first, "demo3"));
-    let wanted = format!("{} was restored already at 2", first.display());
-    assert!(text.starts_with(&wanted) && text.contains("\"data\""), "{text}");
-    let error = f.wait(source.client.resume(ResumeRequest {})).unwrap_err();
-    assert_eq!(error.code(), Code::FailedPrecondition);
-    let wanted = format!(
-        "the snapshot {} was restored, and volume \"data\"",
-        first.display()
-    );
-    assert!(error.message().starts_with(&wanted), "{}", error.message());
-    assert!(source.status().paused);
-    kill(&mut source);
-    kill(&mut restored);
-    assert_eq!(refused(restore(&f, &first, "demo")), text);
-
-    // The other one has the disk as it was before.
-    let image = File::options()
-        .write(true)
-        .open(f.home().join("data.img"))
-        .unwrap();
-    image.write_all_at(b"changed", 0).unwrap();
-    let text = refused(restore(&f, &second, "demo"));
-    let wanted = format!(
-        "volume \"data\": {} has changed since the snapshot, which needs it as it was",
-        f.home().join("data.img").display()
-    );
-    assert_eq!(text, wanted);
-    f.is_clean(&[source.pids(), restored.pids()].concat());
-}
-
-/// A disk with an image of 1 MiB in a directory that shares no extents with snapshots.
-fn claim(home: &Path) -> DiskPlan {
-    let path = home.join("claim.img");
-    let file = File::create(&path).unwrap();
-    file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
-    DiskPlan {
-        cache: CacheMode::WriteBack,
-        ..disk("claim", DiskSource::File(path))
-    }
-}
-
-fn save_with_disks(f: &Fixture, vm: &Vm<'_>, directory: &Path) -> Result<SnapshotDone, Status> {
-    let request = SnapshotRequest {
-        directory: directory.to_str().unwrap().into(),
-        resume: true,
-        checksums: true,
-        copy_disks: true,
-    };
-    let mut client = vm.client.clone();
-    let steps = f.wait(client.snapshot(request));
-    finish(f, &mut steps?.into_inner())
-}
-
-pub fn disk_is_copied_in_full_on_request() {
-    let f = Fixture::new();
-    let other = tempfile::tempdir_in("/dev/shm").unwrap();
-    let mut plan = vm(&f, "demo");
-    plan.disks.push(claim(other.path()));
-    let image = other.path().join("claim.img");
-    let mut source = f.start(plan).unwrap();
-    let directory = dir(&f, "one");
-    let error = save(&f, &source, &directory, true).unwrap_err();
-    let begin = format!(
-        "volume \"claim\": {} cannot be copied in an instant",
-        image.display()
-    );
-    assert!(error.message().starts_with(&begin), "{}", error.message());
-    assert!(error.message().contains("--copy-disks"), "{}", error.message());
-
-    let done = save_with_disks(&f, &source, &directory).unwrap();
-    assert!(!done.paused && done.outside.is_empty(), "{done:?}");
-    paused(&mut source, false);
-    let copy = fs::read(directory.join("disk-claim.img")).unwrap();
-    assert_eq!(copy.len() as u64, MIB);
-    // What the guest wrote last is there.
-    assert_eq!(&copy[..8], b"flushed\x07");
-    snapshot::verify(&directory, &AtomicBool::new(false), &|_, _, _| {}).unwrap();
-
-    // The image is in use, changes, and is not needed. Clones have copies, which snapshots of them have too.
-    let file = File::options().write(true).open(&image).unwrap();
-    file.write_all_at(b"changed", 0).unwrap();
-    let mut clones = ["demo2", "demo3"].map(|name| restore(&f, &directory, name).unwrap());
-    let again = dir(&f, "again");
-    assert_eq!(save(&f, &clones[0], &again, true).unwrap().outside, [""; 0]);
-    assert_eq!(fs::read(again.join("disk-claim.img")).unwrap(), copy);
-    for vm in &mut clones {
-        kill(vm);
-    }
-    assert_eq!(fs::read(directory.join("disk-claim.img")).unwrap(), copy);
-    assert_eq!(&fs::read(&image).unwrap()[..8], b"changed\x07");
-    kill(&mut source);
-    fs::remove_file(&image).unwrap();
-    let mut last = restore(&f, &directory, "demo").unwrap();
-    kill(&mut last);
-    f.is_clean(&[source.pids(), last.pids()].concat());
-}
-
-pub fn disk_that_does_not_fit_leaves_nothing() {
-    let work = || {
-        // SAFETY: this thread ends with the test, and shares no memory or files through a namespace.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
-        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-        let f = Fixture::new();
-        let (small, other) = (f.home().join("small"), tempfile::tempdir_in("/dev/shm").unwrap());
-        fs::create_dir(&small).unwrap();
-        mount("none", &small, "tmpfs", MountFlags::empty(), Some(c"size=256k")).unwrap();
-        let mut plan = plan("demo");
-        plan.disks.push(claim(other.path()));
-        let mut source = f.start(plan).unwrap();
-        let directory = small.join("one");
-        let error = save_with_disks(&f, &source, &directory).unwrap_err();
-        assert_eq!(
-            error.message(),
-            "volume \"claim\": its image does not fit into the snapshot: No space left on device (os error 28): make \
-             room, or name a directory on another file system"
-        );
-        paused(&mut source, false);
-        assert!(!directory.exists());
-        save_with_disks(&f, &source, &dir(&f, "two")).unwrap();
-        kill(&mut source);
-        f.is_clean(&source.pids());
-    };
-    std::thread::spawn(work).join().unwrap();
 }
 
 pub fn resume_waits_for_a_snapshot_that_can_be_told() {
