@@ -15,32 +15,30 @@ use std::time::Duration;
 pub const ON_5_10: Case = Case {
     name: "snapshot-rounds-5.10",
     about: "a guest under load is saved and restored again and again, with 1, 2 and 4 vCPUs and each disk; HUSK_FIO_SEED repeats",
-    limit: LIMIT,
+    limit: Duration::from_secs(2 * 3600),
     run: |ctx| run(ctx, "5.10-disks"),
 };
 
 pub const ON_6_1: Case = Case {
     name: "snapshot-rounds-6.1",
     about: "the same with kernel 6.1",
-    limit: LIMIT,
     run: |ctx| run(ctx, "6.1-disks"),
+    ..ON_5_10
 };
 
 pub const ON_6_12: Case = Case {
     name: "snapshot-rounds-6.12",
     about: "the same with kernel 6.12",
-    limit: LIMIT,
     run: |ctx| run(ctx, "6.12-disks"),
+    ..ON_5_10
 };
 
 pub const ON_TESTING: Case = Case {
     name: "snapshot-rounds-testing",
     about: "the same with the kernel of Debian testing",
-    limit: LIMIT,
     run: |ctx| run(ctx, "testing-disks"),
+    ..ON_5_10
 };
-
-const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Snapshots of a guest, each restored.
 const EACH: u32 = 6;

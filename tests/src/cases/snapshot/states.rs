@@ -22,7 +22,7 @@ pub const STATES: Case = Case {
 };
 
 const NAME: &str = "state";
-/// Where the kernel sets aside huge pages of 2 MiB.
+/// The number of huge pages of 2 MiB that the kernel reserves.
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 fn run(ctx: &TestContext) -> Result<()> {
