@@ -13,7 +13,7 @@ const TEMPLATE: &str = "{prefix:19}  {bar:30}  {bytes:>10} of {total_bytes:<10}"
 #[derive(Debug)]
 pub(crate) struct StepBars {
     vm: VmRef,
-    /// What is done, as in `VM: saving memory`.
+    /// The verb in the line of a step: `saving` in `demo: saving memory`.
     doing: &'static str,
     all: MultiProgress,
     live: bool,

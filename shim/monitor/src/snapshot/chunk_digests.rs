@@ -44,11 +44,11 @@ pub(super) struct ChunkedFile<'a> {
     pub(super) bytes: u64,
 }
 
-/// What follows a batch of digests.
+/// Whether the caller needs more batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterBatch {
     GoOn,
-    /// No batch behind this one is needed.
+    /// It needs none behind this one.
     End,
 }
 

@@ -337,7 +337,7 @@ impl SnapshotJob {
     }
 }
 
-/// Why a VM with this disk may not go on after its snapshot in `directory`.
+/// The error that refuses `--resume` for a VM with this disk.
 fn may_not_go_on(outside: &WrittenOutside, directory: &Path) -> String {
     let WrittenOutside { volume, path, .. } = outside;
     match outside.shareable {
