@@ -11,6 +11,7 @@ pub mod component;
 pub mod ioeventfd;
 pub mod legacy;
 pub mod msi;
+pub mod page_log;
 pub mod pci;
 pub mod sched_policy;
 pub mod throttle;

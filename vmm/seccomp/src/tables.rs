@@ -296,12 +296,15 @@ const KVM_WIRING: &[AllowedSyscall] = &[
     ioctl(0x4008_ae6a), // KVM_SET_GSI_ROUTING
 ];
 
-/// The machine: pause, resume, reset, save. It is created before the filter is installed.
+/// The machine: pause, resume, reset, save, and the log of the pages that the guest writes. It is created before the
+/// filter is installed.
 const KVM_MACHINE: &[AllowedSyscall] = &[
     ioctl(0x8030_ae7c), // KVM_GET_CLOCK
     ioctl(0x4030_ae7b), // KVM_SET_CLOCK
     ioctl(0xc208_ae62), // KVM_GET_IRQCHIP
     ioctl(0x8208_ae63), // KVM_SET_IRQCHIP
+    ioctl(0x4020_ae46), // KVM_SET_USER_MEMORY_REGION
+    ioctl(0x4010_ae42), // KVM_GET_DIRTY_LOG
     when(SYS_tgkill, is(2, KICK_SIGNAL)),
 ];
 
@@ -320,6 +323,7 @@ const TAP_FRAMES: &[AllowedSyscall] = &[any(SYS_readv), any(SYS_writev)];
 const VHOST: &[AllowedSyscall] = &[
     ioctl(0x4008_af00), // VHOST_SET_FEATURES
     ioctl(0x4008_af03), // VHOST_SET_MEM_TABLE
+    ioctl(0x4008_af04), // VHOST_SET_LOG_BASE
     ioctl(0x4008_af10), // VHOST_SET_VRING_NUM
     ioctl(0x4028_af11), // VHOST_SET_VRING_ADDR
     ioctl(0x4008_af12), // VHOST_SET_VRING_BASE

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use husk_devices::GuestMemMmap;
+use husk_devices::page_log::PageLog;
 use husk_devices::virtio::ActiveQueue;
 use vhost::vhost_kern::VhostKernBackend;
 use vhost::{Error, VhostBackend, VhostUserMemoryRegionInfo};
@@ -17,12 +18,24 @@ use crate::rings::rings;
 
 /// VIRTIO_F_VERSION_1, which every driver negotiates and which makes the headers of vhost-net 12 bytes long.
 const MODERN: u64 = 1 << VIRTIO_F_VERSION_1;
+/// VHOST_F_LOG_ALL: vhost marks the pages that it writes.
+const LOG_ALL: u64 = 1 << 26;
 
 /// An open device of vhost, such as `/dev/vhost-net`, owned by this process.
 #[derive(Debug)]
 pub struct VhostFile {
     fd: OwnedFd,
     features: u64,
+    logs: Mutex<Logs>,
+}
+
+/// Logs of the pages that vhost writes.
+#[derive(Debug, Default)]
+struct Logs {
+    /// For the next start.
+    next: Option<Arc<PageLog>>,
+    /// That of the last start, whose address the kernel has.
+    given: Option<Arc<PageLog>>,
 }
 
 /// A vhost file with the memory of its rings, for the vhost crate.
@@ -66,7 +79,11 @@ impl VhostFile {
     /// # Errors
     /// The file is not of vhost, has an owner, or lacks virtio 1.0.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let mut file = Self { fd, features: 0 };
+        let mut file = Self {
+            fd,
+            features: 0,
+            logs: Mutex::default(),
+        };
         let backend = file.backend(&Arc::new(GuestMemMmap::new()));
         backend.set_owner().map_err(os)?;
         file.features = backend.get_features().map_err(os)?;
@@ -88,6 +105,15 @@ impl VhostFile {
         self.features
     }
 
+    /// From the next [`VhostFile::start`] on, vhost marks the pages that it writes in `log`; with `None`, no longer.
+    pub fn log_pages(&self, log: Option<&Arc<PageLog>>) {
+        self.logs().next = log.cloned();
+    }
+
+    fn logs(&self) -> MutexGuard<'_, Logs> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes over the queues at their current positions; the first is queue 0 of the file. The kernel does not touch
     /// them before the device connects them. It is told those of `features` that it has, and virtio 1.0.
     ///
@@ -100,9 +126,11 @@ impl VhostFile {
         queues: [(&ActiveQueue, VringNotifiers<'_>); 2],
     ) -> io::Result<()> {
         let backend = self.backend(mem);
-        backend
-            .set_features((features | MODERN) & self.features)
-            .map_err(os)?;
+        let features = (features | MODERN) & self.features;
+        // Without LOG_ALL: the kernel does not use the log of an earlier start any more.
+        backend.set_features(features).map_err(os)?;
+        let mut logs = self.logs();
+        logs.given = logs.next.clone();
         let regions: Vec<_> = mem
             .iter()
             .map(|region| VhostUserMemoryRegionInfo {
@@ -113,9 +141,18 @@ impl VhostFile {
             })
             .collect();
         backend.set_mem_table(&regions).map_err(os)?;
+        if let Some(log) = &logs.given {
+            if self.features & LOG_ALL == 0 {
+                return Err(io::Error::other(
+                    "vhost without a log of the pages that it writes",
+                ));
+            }
+            backend.set_log_base(log.address(), None).map_err(os)?;
+            backend.set_features(features | LOG_ALL).map_err(os)?;
+        }
         for (index, (active, notifiers)) in queues.into_iter().enumerate() {
             let queue = &active.queue;
-            let rings = rings(mem, queue)
+            let rings = rings(mem, queue, logs.given.is_some())
                 .ok_or_else(|| io::Error::other(format!("queue {} spans memory regions", active.index)))?;
             backend.set_vring_num(index, queue.size()).map_err(os)?;
             backend.set_vring_base(index, queue.next_avail()).map_err(os)?;

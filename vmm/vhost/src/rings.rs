@@ -5,9 +5,12 @@ use vhost::VringConfigData;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
-/// Addresses of the parts of a queue. `None` unless each lies in one region: the kernel uses only the host address of
+/// VHOST_VRING_F_LOG: vhost marks the pages of the used ring.
+const LOG: u32 = 1;
+
+/// Addresses of the parts of a queue, whose writes are logged if `log`. `None` unless each lies in one region: the kernel uses only the host address of
 /// the first byte.
-pub(crate) fn rings(mem: &GuestMemMmap, queue: &Queue) -> Option<VringConfigData> {
+pub(crate) fn rings(mem: &GuestMemMmap, queue: &Queue, log: bool) -> Option<VringConfigData> {
     let size = usize::from(queue.size());
     let event = if queue.event_idx_enabled() { 2 } else { 0 };
     let whole = |address: u64, len: usize| {
@@ -18,11 +21,11 @@ pub(crate) fn rings(mem: &GuestMemMmap, queue: &Queue) -> Option<VringConfigData
     Some(VringConfigData {
         queue_max_size: queue.max_size(),
         queue_size: queue.size(),
-        flags: 0,
+        flags: if log { LOG } else { 0 },
         desc_table_addr: whole(queue.desc_table(), 16 * size)?,
         avail_ring_addr: whole(queue.avail_ring(), 4 + 2 * size + event)?,
         used_ring_addr: whole(queue.used_ring(), 4 + 8 * size + event)?,
-        log_addr: None,
+        log_addr: log.then_some(queue.used_ring()),
     })
 }
 
@@ -38,7 +41,7 @@ mod tests {
         let mem = memory(&[(0, 0x2000), (0x2000, 0x2000)]);
         let find = |base| {
             let queue = Driver::new(&mem, 0, 16, base).queue(true).queue;
-            rings(&mem.memory(), &queue).map(|rings| rings.used_ring_addr)
+            rings(&mem.memory(), &queue, false).map(|rings| rings.used_ring_addr)
         };
         assert_eq!(find(0x1000), Some(0x1128));
         assert_eq!(find(0x1e80), None, "used ring");

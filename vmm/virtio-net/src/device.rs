@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use husk_devices::component::{ComponentState, RestoreError, SaveError};
+use husk_devices::page_log::PageLog;
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -198,6 +199,12 @@ impl VirtioDevice for Net {
         let (queues, state) = self.active.take()?.stop(&self.resources);
         self.state = state;
         Some(queues)
+    }
+
+    fn log_pages(&mut self, log: Option<&Arc<PageLog>>) {
+        for vhost in &self.resources.vhost {
+            vhost.log_pages(log);
+        }
     }
 
     fn save(&mut self) -> Result<ComponentState, SaveError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_devices::GuestMemMmap;
+use husk_devices::page_log::PageLog;
 use husk_devices::virtio::ActiveQueue;
 use husk_vhost::{VhostFile, VringNotifiers};
 use vhost::vhost_kern::vhost_binding::{VHOST_NET_SET_BACKEND, vhost_vring_file};
@@ -38,6 +39,11 @@ impl VhostPair {
     /// Returns `features` without the datapath features that vhost lacks.
     pub fn limit(&self, features: u64) -> u64 {
         features & (self.file.features() | !DATAPATH)
+    }
+
+    /// Has vhost mark the pages that it writes, from the next [`VhostPair::start`] on.
+    pub fn log_pages(&self, log: Option<&Arc<PageLog>>) {
+        self.file.log_pages(log);
     }
 
     /// Takes over the receive and transmit queues at their current positions. No frame passes before

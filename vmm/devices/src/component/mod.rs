@@ -4,7 +4,11 @@
 //! part has a [`ComponentState`], and a snapshot is one document of them under stable names. A part saves all that it
 //! holds, or refuses: nothing is dropped silently.
 
+use std::sync::Arc;
+
 use serde_json::Error as JsonError;
+
+use crate::page_log::PageLog;
 
 mod bytes;
 mod set;
@@ -30,6 +34,11 @@ pub trait Component: Send + Sync {
 
     /// Ends a pause, also that of [`Component::restore`]. Has no effect on a part that runs.
     fn resume(&self) {}
+
+    /// From the next [`Component::resume`] or activation on, marks in `log` the pages of guest memory that the kernel
+    /// writes for the part by itself; with `None`, no longer. What this process writes is in the dirty bitmap of its
+    /// memory. The part is paused, or not active.
+    fn log_pages(&self, _log: Option<&Arc<PageLog>>) {}
 
     /// All that the part holds, as far as the guest can tell. Changes nothing; the part stays paused.
     ///

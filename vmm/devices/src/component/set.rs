@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Component, ComponentState, RestoreError, SaveError};
+use crate::page_log::PageLog;
 
 /// The states of a set of parts, each under its name.
 pub type ComponentStates = BTreeMap<String, ComponentState>;
@@ -124,6 +125,12 @@ impl Components {
         self.in_order()
             .rev()
             .for_each(|(_, component)| component.resume());
+    }
+
+    /// Has each part mark in `log` what the kernel writes for it ([`Component::log_pages`]).
+    pub fn log_pages(&self, log: Option<&Arc<PageLog>>) {
+        self.in_order()
+            .for_each(|(_, component)| component.log_pages(log));
     }
 
     /// Saves each part. All are paused.

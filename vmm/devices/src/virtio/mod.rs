@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::GuestMem;
 use crate::component::{ComponentState, RestoreError, SaveError};
+use crate::page_log::PageLog;
 
 pub mod balloon;
 pub mod chain;
@@ -60,6 +61,9 @@ pub trait VirtioDevice: Send {
     /// are returned, so that [`VirtioDevice::activate`] with them continues where it stopped. Returns `None` if the
     /// device is not active.
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>>;
+    /// From the next activation on, marks in `log` the pages that the kernel writes for the device by itself, as vhost
+    /// does; with `None`, no longer. The device is not active.
+    fn log_pages(&mut self, _log: Option<&Arc<PageLog>>) {}
     /// All that the device holds beside the transport's registers and the queues, as far as the driver or the host's
     /// end can tell. The device is not active.
     ///

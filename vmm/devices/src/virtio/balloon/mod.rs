@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use husk_seccomp::ThreadRole;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use vm_memory::bitmap::Bitmap;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::chain::Segment;
@@ -293,24 +294,28 @@ fn drop_pages(mem: &GuestMemMmap, start: u64, len: u64) {
     };
     // A shared mapping's memory belongs to its file, and stays there when only unmapped.
     let shared = region.flags() & libc::MAP_SHARED != 0;
-    if !shared && region.file_offset().is_some() {
-        // SAFETY: as below.
-        let dropped = unsafe { private_file::discard(address, len as usize) };
-        if let Err(error) = dropped {
-            tracing::debug!(start, len, %error, "pages not dropped");
-        }
-        return;
-    }
-    let advice = if shared {
-        libc::MADV_REMOVE
+    let dropped = if !shared && region.file_offset().is_some() {
+        // SAFETY: the range lies in one mapping of guest memory, which nothing in this process takes to keep its content:
+        // all of it is the guest's to change at any time.
+        unsafe { private_file::discard(address, len as usize) }
     } else {
-        libc::MADV_DONTNEED
+        let advice = if shared {
+            libc::MADV_REMOVE
+        } else {
+            libc::MADV_DONTNEED
+        };
+        // SAFETY: as above.
+        match unsafe { libc::madvise(address.cast(), len as usize, advice) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
     };
-    // SAFETY: the range lies in one mapping of guest memory, which nothing in this process takes to keep
-    // its content: all of it is the guest's to change at any time.
-    if unsafe { libc::madvise(address.cast(), len as usize, advice) } != 0 {
-        tracing::debug!(start, len, error = %std::io::Error::last_os_error(), "pages not dropped");
+    if let Err(error) = dropped {
+        tracing::debug!(start, len, %error, "pages not dropped");
     }
+    region
+        .bitmap()
+        .mark_dirty(offset.raw_value() as usize, len as usize);
 }
 
 #[cfg(test)]

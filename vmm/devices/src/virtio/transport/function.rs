@@ -14,6 +14,7 @@ use super::rings::QueueRings;
 use super::state::RingState;
 use crate::GuestMem;
 use crate::ioeventfd::IoEventFds;
+use crate::page_log::PageLog;
 use crate::pci::ConfigSpace;
 use crate::virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
@@ -109,6 +110,13 @@ impl VirtioFunction {
         self.reconcile();
         if !paused && std::mem::take(&mut self.restored) && self.interrupt.has(status::DRIVER_OK) {
             self.interrupt_all();
+        }
+    }
+
+    /// Has the device mark pages from its next activation on.
+    pub fn log_pages(&mut self, log: Option<&Arc<PageLog>>) {
+        if let Err(reason) = self.call("log", |device| device.log_pages(log)) {
+            self.interrupt.needs_reset(&reason);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::GuestMem;
 use crate::component::{Component, ComponentState, RestoreError, SaveError};
 use crate::ioeventfd::IoEventFds;
 use crate::msi::MsiAllocator;
+use crate::page_log::PageLog;
 use crate::pci::config::ConfigError;
 use crate::pci::{Bar, Msix, PciDevice};
 
@@ -150,6 +151,10 @@ impl Component for VirtioPci {
 
     fn resume(&self) {
         self.function().set_paused(false);
+    }
+
+    fn log_pages(&self, log: Option<&Arc<PageLog>>) {
+        self.function().log_pages(log);
     }
 
     fn save(&self) -> Result<ComponentState, SaveError> {
