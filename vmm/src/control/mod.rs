@@ -12,8 +12,10 @@ mod fields;
 mod nics;
 mod passthrough;
 mod ports;
+mod precopy;
 mod saved;
 mod service;
+mod transfer;
 mod vm;
 mod vsock;
 

@@ -1,12 +1,8 @@
 //! The files of a saved VM: a JSON document with its state, and its memory.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::available_parallelism;
-use std::time::Duration;
 
 use husk_devices::GuestMem;
 use husk_proto::fds::FdReceiver;
@@ -14,23 +10,19 @@ use husk_proto::vmm::v1::{self as pb};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::disks::{self, MachineDisks};
 use super::fields::{claim, invalid};
+use super::transfer::{Transfer, failed, prepare};
 use crate::machine::SavedMachine;
-use crate::ram::{MemoryCopy, MemoryFile, PageMap};
+use crate::ram::{DirtyPages, MemoryFile, PageMap};
 
 /// Version of the document. It grows with each change that an older husk-vmm would misread.
 const VERSION: u32 = 1;
 /// Maximum size of a document in bytes. A vCPU takes about 30 KiB, a disk less than 1 KiB.
 const MAX_DOCUMENT: u64 = 256 << 20;
-/// Maximum number of threads that write memory.
-const MAX_WRITERS: usize = 4;
-/// Interval of the reports of the progress.
-const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The state of a VM.
 #[derive(Debug, Serialize, Deserialize)]
@@ -81,17 +73,21 @@ pub struct CapturedVm {
     /// The document.
     pub(super) document: Vec<u8>,
     pub(super) memory: GuestMem,
+    /// The pages that were written since memory was copied, if it was.
+    pub(super) written: Option<DirtyPages>,
     pub(super) _saving: Arc<()>,
 }
 
-/// The empty files that a VM is saved to.
+/// The files that a VM is saved to.
 #[derive(Debug)]
 pub(super) struct SaveFiles {
     state: File,
     memory: File,
 }
 
-async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+pub(super) async fn blocking<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
     let done = spawn_blocking(run).await;
     done.map_err(|e| Status::internal(e.to_string()))
 }
@@ -111,7 +107,11 @@ async fn regular(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> 
     }
 }
 
-async fn empty(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<File, Status> {
+pub(super) async fn empty(
+    fds: &FdReceiver,
+    field: &'static str,
+    fd: Option<&pb::Fd>,
+) -> Result<File, Status> {
     match regular(fds, field, fd).await? {
         (file, 0) => Ok(file),
         (_, size) => Err(invalid(field, format!("has {size} bytes, but must be empty"))),
@@ -119,10 +119,14 @@ async fn empty(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Re
 }
 
 /// Claims the files of a request to save.
-pub(super) async fn files(fds: &FdReceiver, request: pb::SaveRequest) -> Result<SaveFiles, Status> {
+pub(super) async fn files(fds: &FdReceiver, request: &pb::SaveRequest) -> Result<SaveFiles, Status> {
+    let memory = request.memory.as_ref();
     Ok(SaveFiles {
         state: empty(fds, "state", request.state.as_ref()).await?,
-        memory: empty(fds, "memory", request.memory.as_ref()).await?,
+        memory: match request.precopied {
+            true => regular(fds, "memory", memory).await?.0,
+            false => empty(fds, "memory", memory).await?,
+        },
     })
 }
 
@@ -147,21 +151,6 @@ pub(super) async fn open(fds: &FdReceiver, saved: pb::SavedMachine) -> Result<(S
     Ok((state, memory))
 }
 
-/// The progress of the writers, and a way to stop them.
-#[derive(Debug, Default)]
-struct Progress {
-    done: AtomicU64,
-    stopped: AtomicBool,
-}
-
-impl Progress {
-    /// Adds bytes. Returns false if the writers are to stop.
-    fn advance(&self, bytes: u64) -> bool {
-        self.done.fetch_add(bytes, Ordering::Relaxed);
-        !self.stopped.load(Ordering::Relaxed)
-    }
-}
-
 /// Starts to write a VM's files on blocking threads. The stream has the progress. It ends when all is written, or with
 /// an error. If it is dropped, the threads stop.
 pub(super) async fn write(
@@ -173,66 +162,24 @@ pub(super) async fn write(
     let CapturedVm {
         document,
         memory,
+        written,
         _saving: saving,
     } = captured;
     let SaveFiles { state, memory: file } = files;
-    let copy = blocking(move || MemoryCopy::new(memory, file, pagemap)).await?;
-    let copy = Arc::new(copy.map_err(|e| failed("memory", &e))?);
-    let (progress, total_bytes) = (Arc::new(Progress::default()), copy.bytes());
+    let copy = prepare(memory, file, written, pagemap).await?;
+    let transfer = Arc::new(Transfer::default());
     let mut writers = JoinSet::new();
     writers.spawn(disks::write_back(disks));
     writers.spawn_blocking(move || state.write_all_at(&document, 0).map_err(|e| failed("state", &e)));
-    for _ in 0..available_parallelism().map_or(1, usize::from).min(MAX_WRITERS) {
-        let (copy, progress) = (copy.clone(), progress.clone());
-        writers.spawn_blocking(move || {
-            let carried = copy.carry(|bytes| progress.advance(bytes));
-            carried.map_err(|e| failed("memory", &e))
-        });
-    }
+    transfer.carry(copy, &mut writers);
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
-        let report = || pb::SaveProgress {
-            done_bytes: progress.done.load(Ordering::Relaxed),
-            total_bytes,
-        };
-        let mut result = Ok(());
-        let mut ticks = interval(REPORT_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                ended = writers.join_next() => match ended {
-                    Some(Ok(Ok(()))) => {}
-                    Some(Ok(Err(status))) => {
-                        progress.stopped.store(true, Ordering::Relaxed);
-                        result = result.and(Err(status));
-                    }
-                    Some(Err(panic)) => {
-                        progress.stopped.store(true, Ordering::Relaxed);
-                        result = result.and(Err(Status::internal(panic.to_string())));
-                    }
-                    None => break,
-                },
-                // A monitor that does not read misses reports.
-                _ = ticks.tick() => drop(sender.try_send(Ok(report()))),
-                () = sender.closed(), if !progress.stopped.load(Ordering::Relaxed) => {
-                    progress.stopped.store(true, Ordering::Relaxed);
-                }
-            }
-        }
+        let result = transfer.finish(writers, &sender).await;
         // The VM may resume from now on.
-        drop((copy, saving));
-        let last = result.map(|()| report());
-        let _ = sender.send(last).await;
+        drop(saving);
+        let _ = sender.send(result.map(|()| transfer.progress())).await;
     });
     Ok(ReceiverStream::new(stream))
-}
-
-fn failed(file: &str, error: &io::Error) -> Status {
-    let text = format!("{file}: {error}");
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::resource_exhausted(text),
-        _ => Status::internal(text),
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use super::config::{self, VmParts};
 use super::disks::{self, MachineDisks};
 use super::fields::missing;
 use super::ports::{EventStream, PortStates};
+use super::precopy::{self, CopyPass};
 use super::saved::{self, CapturedVm};
 use super::vm::Message;
 use super::vsock::{self, VsockCommand};
@@ -41,8 +42,17 @@ pub enum VmmCommand {
     Pause(PauseReason, Reply<()>),
     /// Takes a reason to be paused back.
     Resume(PauseReason, Reply<()>),
-    /// Returns the state of the paused machine.
-    Save(Reply<CapturedVm>),
+    /// Begins to copy guest memory while the VM runs. Returns the first pass.
+    StartPrecopy(Reply<CopyPass>),
+    /// Returns the next pass, after one has ended.
+    NextPass(Reply<CopyPass>),
+    /// Ends these passes. If they are complete, a save may follow.
+    EndPrecopy { complete: bool, reply: Reply<()> },
+    /// Returns the state of the paused machine, and the pages written since a copy of its memory if `precopied`.
+    Save {
+        precopied: bool,
+        reply: Reply<CapturedVm>,
+    },
     /// Presses the power button. With `reboot`, the guest's power-off resets the machine.
     Shutdown { reboot: bool, reply: Reply<()> },
     /// Resets the machine.
@@ -80,7 +90,7 @@ pub struct VmmService {
 }
 
 impl VmmService {
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VmmCommand) -> Result<T, Status> {
+    pub(super) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VmmCommand) -> Result<T, Status> {
         let gone = || Status::unavailable("the VM has ended");
         let (reply, answer) = oneshot::channel();
         let message = Message::Command(command(reply));
@@ -100,6 +110,7 @@ async fn detached<T: Send + 'static>(
 #[tonic::async_trait]
 impl Vmm for VmmService {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type PrecopyStream = Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type SaveStream = Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type VsockRequestsStream = Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
@@ -144,10 +155,21 @@ impl Vmm for VmmService {
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
+    async fn precopy(
+        &self,
+        request: Request<pb::PrecopyRequest>,
+    ) -> Result<Response<Self::PrecopyStream>, Status> {
+        let memory = saved::empty(&self.fds, "memory", request.into_inner().memory.as_ref()).await?;
+        let stream = precopy::start(self.clone(), memory).await?;
+        Ok(Response::new(Box::pin(stream)))
+    }
+
     async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {
-        let files = saved::files(&self.fds, request.into_inner()).await?;
+        let request = request.into_inner();
+        let precopied = request.precopied;
+        let files = saved::files(&self.fds, &request).await?;
         let disks = self.ask(VmmCommand::Disks).await?;
-        let captured = self.ask(VmmCommand::Save).await?;
+        let captured = self.ask(|reply| VmmCommand::Save { precopied, reply }).await?;
         let stream = saved::write(captured, files, disks, self.pagemap.clone()).await?;
         Ok(Response::new(Box::pin(stream)))
     }

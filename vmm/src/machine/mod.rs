@@ -27,7 +27,7 @@ use crate::cpuid::{self, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
 use crate::kvm::KvmHost;
 use crate::layout::{self, Layout};
-use crate::ram::{GuestRam, MemoryBacking, MemoryFile};
+use crate::ram::{DirtyPages, GuestRam, MemoryBacking, MemoryFile};
 use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::state::tsc::SavedTsc;
@@ -148,7 +148,7 @@ impl Machine {
             physical_address_bits = saved;
         }
         let layout = Layout::new(config.memory, physical_address_bits)?;
-        let (ram, saved) = match saved {
+        let (mut ram, saved) = match saved {
             Some((saved, memory)) => (GuestRam::restore(&layout, config.backing, memory)?, Some(saved)),
             None => (GuestRam::new(&layout, config.backing)?, None),
         };
@@ -326,6 +326,8 @@ impl Machine {
         self.stop_vcpus()?;
         self.stopped_clock = None;
         self.devices.components.reset();
+        self.devices.components.log_pages(None);
+        self.ram.stop_log(&self.vm);
         self.irqchips.restore(&self.vm)?;
         self.reap_ejected();
         // The next boot writes the tables of this version.
@@ -434,6 +436,55 @@ impl Machine {
     /// Drops the devices that the guest has ejected.
     pub fn reap_ejected(&mut self) {
         self.devices.reap_ejected();
+    }
+
+    /// Logs the pages of guest memory that are written from now on, until [`Machine::stop_log`] or a reset. A machine that
+    /// runs stops for a moment.
+    ///
+    /// # Errors
+    /// KVM refuses, and there is no log; or the machine does not run on.
+    pub fn start_log(&mut self) -> Result<(), MachineError> {
+        self.while_paused(|machine| {
+            let log = machine.ram.start_log(&machine.vm)?;
+            machine.devices.components.log_pages(Some(&log));
+            Ok(())
+        })
+    }
+
+    /// Returns the pages that were written since the start of the log, or the last call.
+    ///
+    /// # Errors
+    /// There is no log, or KVM refuses.
+    pub fn take_dirty(&self) -> Result<DirtyPages, MachineError> {
+        Ok(self.ram.take_dirty(&self.vm)?)
+    }
+
+    /// Ends the log. Idempotent.
+    ///
+    /// # Errors
+    /// The machine does not run on.
+    pub fn stop_log(&mut self) -> Result<(), MachineError> {
+        if !self.ram.is_logged() {
+            return Ok(());
+        }
+        self.while_paused(|machine| {
+            machine.devices.components.log_pages(None);
+            machine.ram.stop_log(&machine.vm);
+            Ok(())
+        })
+    }
+
+    fn while_paused(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> Result<(), MachineError>,
+    ) -> Result<(), MachineError> {
+        let runs = self.stopped_clock.is_none();
+        self.pause()?;
+        let changed = change(self);
+        if runs {
+            self.run()?;
+        }
+        changed
     }
 
     /// The map of guest memory.

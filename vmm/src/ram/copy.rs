@@ -12,6 +12,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
+use super::dirty::DirtyPages;
 use super::pagemap::{PAGE, PageMap};
 
 /// Bytes that a thread copies at a time.
@@ -23,20 +24,26 @@ const BLOCK: usize = 16 << 10;
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     address: GuestAddress,
+    /// In the file.
     offset: u64,
     len: usize,
+    /// Index of its region, and where it is in it.
+    region: usize,
+    at: u64,
 }
 
 /// The pieces of guest memory. In the file, the regions follow each other in the order of their addresses.
 fn pieces(memory: &GuestMem) -> Vec<Piece> {
     let (mut pieces, mut offset) = (Vec::new(), 0);
-    for region in memory.memory().iter() {
+    for (index, region) in memory.memory().iter().enumerate() {
         let (start, size) = (region.start_addr().0, region.len());
         for at in (0..size).step_by(PIECE as usize) {
             pieces.push(Piece {
                 address: GuestAddress(start + at),
                 offset: offset + at,
                 len: PIECE.min(size - at) as usize,
+                region: index,
+                at,
             });
         }
         offset += size;
@@ -44,13 +51,23 @@ fn pieces(memory: &GuestMem) -> Vec<Piece> {
     pieces
 }
 
+/// The pages that are copied.
+#[derive(Debug)]
+enum Pages {
+    /// Those that may not be zero, to a file of zeros. Without the page map, all of memory is read.
+    NotZero(Option<Arc<PageMap>>),
+    /// These, to a file that has their content of before.
+    Written(DirtyPages),
+}
+
 /// Guest memory on its way to a file. Any number of threads may carry it.
+///
+/// A page that the guest or a device writes meanwhile may have its old or its new content in the file, or parts of both.
 #[derive(Debug)]
 pub struct MemoryCopy {
     memory: GuestMem,
     file: File,
-    /// Without it, all of memory is read.
-    pagemap: Option<Arc<PageMap>>,
+    pages: Pages,
     pieces: Vec<Piece>,
     next: AtomicU64,
     bytes: u64,
@@ -69,20 +86,43 @@ impl MemoryCopy {
         Ok(Self {
             memory,
             file,
-            pagemap,
+            pages: Pages::NotZero(pagemap),
             pieces,
             next: AtomicU64::new(0),
             bytes,
         })
     }
 
-    /// Bytes of guest memory.
+    /// Prepares a copy of pages that were written after an earlier copy to this file.
+    ///
+    /// # Errors
+    /// The file is not of an earlier copy of this memory.
+    pub fn again(memory: GuestMem, file: File, written: DirtyPages) -> io::Result<Self> {
+        let pieces = pieces(&memory);
+        let expected: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
+        let size = file.metadata()?.len();
+        if size != expected {
+            return Err(io::Error::other(format!(
+                "has {size} bytes, but guest memory has {expected}"
+            )));
+        }
+        Ok(Self {
+            memory,
+            file,
+            bytes: written.bytes(),
+            pages: Pages::Written(written),
+            pieces,
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes to copy: guest memory, or the pages that were written.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Copies pieces until no piece is left, or `go_on` returns false. It is called with the bytes of each piece that
-    /// was copied. No vCPU or device may write to guest memory meanwhile.
+    /// was copied.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -94,25 +134,37 @@ impl MemoryCopy {
             let Some(piece) = next.ok().and_then(|next| self.pieces.get(next)) else {
                 return Ok(());
             };
-            for part in runs(&self.touched(piece)?) {
+            let (pages, written) = match &self.pages {
+                Pages::NotZero(pagemap) => (self.touched(piece, pagemap.as_deref())?, false),
+                Pages::Written(written) => {
+                    let pages = piece.len.div_ceil(PAGE);
+                    (written.of(piece.region, piece.at, pages), true)
+                }
+            };
+            let mut copied = 0;
+            for part in runs(&pages) {
                 let bytes = &mut buffer[..part.len().min(piece.len - part.start)];
                 let address = GuestAddress(piece.address.0 + part.start as u64);
                 memory.read_slice(bytes, address).map_err(io::Error::other)?;
-                write_sparse(&self.file, bytes, piece.offset + part.start as u64)?;
+                let offset = piece.offset + part.start as u64;
+                match written {
+                    true => self.file.write_all_at(bytes, offset)?,
+                    false => write_sparse(&self.file, bytes, offset)?,
+                }
+                copied += bytes.len();
             }
-            if !go_on(piece.len as u64) {
+            if !go_on(if written { copied } else { piece.len } as u64) {
                 return Ok(());
             }
         }
     }
 
     /// The pages of a piece that may not be zero.
-    fn touched(&self, piece: &Piece) -> io::Result<Vec<bool>> {
+    fn touched(&self, piece: &Piece, pagemap: Option<&PageMap>) -> io::Result<Vec<bool>> {
         let pages = piece.len.div_ceil(PAGE);
         let all = || Ok(vec![true; pages]);
         let memory = self.memory.memory();
-        let (Some(pagemap), Some((region, at))) = (&self.pagemap, memory.to_region_addr(piece.address))
-        else {
+        let (Some(pagemap), Some((region, at))) = (pagemap, memory.to_region_addr(piece.address)) else {
             return all();
         };
         // Reserved pages do not all show.

@@ -5,6 +5,7 @@ use std::io;
 use std::ptr;
 use std::sync::Arc;
 
+use husk_devices::page_log::PageLog;
 use husk_devices::{GuestMem, GuestMemMmap};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -16,10 +17,12 @@ use vm_memory::{
 use crate::layout::Layout;
 
 mod copy;
+mod dirty;
 mod mapping;
 mod pagemap;
 
 pub use copy::MemoryCopy;
+pub use dirty::DirtyPages;
 pub use pagemap::PageMap;
 
 /// The backing of guest memory.
@@ -93,6 +96,9 @@ pub enum MemoryError {
     /// The regions do not form an address space.
     #[error("guest memory layout: {0}")]
     Layout(String),
+    /// Dirty pages are not logged.
+    #[error("the pages that the guest writes are not logged")]
+    NoLog,
     /// Memory could not be cleared.
     #[error("cannot clear guest memory: {0}")]
     Clear(io::Error),
@@ -105,6 +111,10 @@ type Region = GuestRegionMmap<AtomicBitmap>;
 pub struct GuestRam {
     memory: GuestMem,
     backing: MemoryBacking,
+    /// KVM's memory slots, in the order of the regions.
+    slots: Vec<kvm_userspace_memory_region>,
+    /// What vhost writes, while dirty pages are logged.
+    log: Option<Arc<PageLog>>,
 }
 
 impl MemoryFile {
@@ -154,6 +164,13 @@ fn place(mapping: mapping::Mapping, start: GuestAddress) -> Result<Region, Memor
     Region::new(mapping, start).ok_or_else(|| MemoryError::Layout(format!("region at {:#x} wraps", start.0)))
 }
 
+/// Creates a slot of [`GuestRam::register`], or changes its flags.
+fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), MemoryError> {
+    // SAFETY: the range is a live mapping of exactly this size. Its address stays mapped for the process's life.
+    unsafe { vm.set_user_memory_region(slot)? };
+    Ok(())
+}
+
 fn map_of(regions: Vec<Region>) -> Result<GuestMemMmap, MemoryError> {
     GuestMemMmap::from_regions(regions).map_err(|e| MemoryError::Layout(e.to_string()))
 }
@@ -173,8 +190,12 @@ impl GuestRam {
             regions.push(place(backing.map(size, offset)?, GuestAddress(range.start))?);
             offset += size;
         }
-        let memory = GuestMem::new(map_of(regions)?);
-        Ok(Self { memory, backing })
+        Ok(Self {
+            memory: GuestMem::new(map_of(regions)?),
+            backing,
+            slots: Vec::new(),
+            log: None,
+        })
     }
 
     /// Maps the layout's RAM with the content of `file`: as a private mapping of it, or with hugetlb as a copy, since a
@@ -213,17 +234,17 @@ impl GuestRam {
     ///
     /// # Errors
     /// KVM refuses a slot.
-    pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
-        for (slot, region) in (0..).zip(self.memory.memory().iter()) {
-            let region = kvm_userspace_memory_region {
-                slot,
+    pub fn register(&mut self, vm: &VmFd) -> Result<(), MemoryError> {
+        for (number, region) in (0..).zip(self.memory.memory().iter()) {
+            let slot = kvm_userspace_memory_region {
+                slot: number,
                 flags: 0,
                 guest_phys_addr: region.start_addr().0,
                 memory_size: region.len(),
                 userspace_addr: region.as_ptr() as u64,
             };
-            // SAFETY: the range is a live mapping of exactly this size that stays mapped for the process's life.
-            unsafe { vm.set_user_memory_region(region)? };
+            set_slot(vm, slot)?;
+            self.slots.push(slot);
         }
         Ok(())
     }

@@ -123,7 +123,11 @@ impl Rig {
     async fn closes_all_but(&self, images: Option<usize>) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while self.open_images() != images {
-            assert!(Instant::now() < deadline, "{:?} images, not {images:?}", self.open_images());
+            assert!(
+                Instant::now() < deadline,
+                "{:?} images, not {images:?}",
+                self.open_images()
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

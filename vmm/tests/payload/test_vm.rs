@@ -154,7 +154,7 @@ impl TestVm {
         let host = KvmHost::new(kvm.into()).unwrap();
         let vm = host.create_vm().unwrap();
         let layout = Layout::new(MEMORY, 40).unwrap();
-        let ram = GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap();
+        let mut ram = GuestRam::new(&layout, MemoryBacking::Anonymous).unwrap();
         ram.register(&vm).unwrap();
         let memory = ram.memory().clone();
         let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));

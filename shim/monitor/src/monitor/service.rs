@@ -276,12 +276,14 @@ impl Pod for Service {
             resume,
             checksums,
             copy_disks,
+            live,
         } = request.into_inner();
         let order = SnapshotOrder {
             directory: directory.into(),
             resume,
             checksums,
             copy_disks,
+            live,
         };
         let progress = self.vm.snapshot(order).await?;
         Ok(Response::new(ReceiverStream::new(progress)))

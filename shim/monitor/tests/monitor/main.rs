@@ -126,6 +126,8 @@ fn run() -> ExitCode {
         snapshots:
         vms_go_on_from_a_snapshot,
         checksums_are_written_on_request,
+        memory_is_saved_before_the_pause_on_request,
+        guest_that_reboots_in_a_live_save_goes_on,
         vm_runs_on_unless_it_was_paused,
         resume_waits_for_a_snapshot_that_can_be_told,
         refused_save_leaves_nothing,

@@ -123,6 +123,7 @@ fn save_with_disks(f: &Fixture, vm: &Vm<'_>, directory: &Path) -> Result<Snapsho
         resume: true,
         checksums: true,
         copy_disks: true,
+        live: false,
     };
     let mut client = vm.client.clone();
     let steps = f.wait(client.snapshot(request));

@@ -210,6 +210,47 @@ pub fn vms_go_on_from_a_snapshot() {
     f.is_clean(&[source.pids(), last.pids()].concat());
 }
 
+fn save_live(f: &Fixture, vm: &Vm<'_>, directory: &Path) -> Result<SnapshotDone, Status> {
+    let request = SnapshotRequest {
+        directory: directory.to_str().unwrap().into(),
+        resume: true,
+        live: true,
+        ..SnapshotRequest::default()
+    };
+    let mut client = vm.client.clone();
+    let steps = f.wait(client.snapshot(request));
+    finish(f, &mut steps?.into_inner())
+}
+
+pub fn memory_is_saved_before_the_pause_on_request() {
+    let f = Fixture::new();
+    let mut source = f.start(vm(&f, "demo")).unwrap();
+    let directory = dir(&f, "one");
+    assert!(!save_live(&f, &source, &directory).unwrap().paused);
+    let mut clone = restore(&f, &directory, "demo2").unwrap();
+    eventually("it has the state", || {
+        clone
+            .said()
+            .contains(r#"goes on from "state of default/demo" and "memory""#)
+    });
+    kill(&mut source);
+    kill(&mut clone);
+    f.is_clean(&[source.pids(), clone.pids()].concat());
+}
+
+pub fn guest_that_reboots_in_a_live_save_goes_on() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "reboots")).unwrap();
+    let directory = dir(&f, "one");
+    let refused = save_live(&f, &vm, &directory).unwrap_err();
+    assert_eq!(refused.message(), "the machine was reset");
+    assert!(!directory.exists());
+    paused(&mut vm, false);
+    save(&f, &vm, &directory, true).unwrap();
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
 pub fn checksums_are_written_on_request() {
     let f = Fixture::new();
     let mut vm = f.start(vm(&f, "demo")).unwrap();
@@ -218,7 +259,7 @@ pub fn checksums_are_written_on_request() {
         directory: directory.to_str().unwrap().into(),
         resume: true,
         checksums: true,
-        copy_disks: false,
+        ..SnapshotRequest::default()
     };
     let mut client = vm.client.clone();
     let mut steps = f.wait(client.snapshot(request)).unwrap().into_inner();

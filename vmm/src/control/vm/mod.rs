@@ -6,6 +6,7 @@ mod boot;
 mod exit;
 mod mailbox;
 mod pause;
+mod precopy;
 mod saved;
 mod watchdog;
 
@@ -38,6 +39,7 @@ pub use exit::VmExit;
 use mailbox::Mailbox;
 pub(super) use mailbox::Message;
 use pause::PauseReasons;
+use precopy::Precopy;
 
 /// Time after a soft reboot in which a power-off of the guest resets the machine.
 const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
@@ -75,6 +77,8 @@ struct Vm {
     pause_reasons: PauseReasons,
     /// Alive while the VM is being saved.
     saving: Weak<()>,
+    /// Until a save or a resume follows it.
+    precopy: Option<Precopy>,
     booted_from: String,
     boots: u64,
     /// Until then a power-off of the guest resets the machine.
@@ -147,6 +151,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         state: State::Empty,
         pause_reasons: PauseReasons::default(),
         saving: Weak::new(),
+        precopy: None,
         booted_from: String::new(),
         boots: 0,
         reboot_until: None,
@@ -255,7 +260,10 @@ impl Vm {
             }
             VmmCommand::Pause(reason, reply) => drop(reply.send(self.pause(reason))),
             VmmCommand::Resume(reason, reply) => drop(reply.send(self.resume(reason))),
-            VmmCommand::Save(reply) => drop(reply.send(self.save())),
+            VmmCommand::StartPrecopy(reply) => drop(reply.send(self.start_precopy())),
+            VmmCommand::NextPass(reply) => drop(reply.send(self.next_pass())),
+            VmmCommand::EndPrecopy { complete, reply } => drop(reply.send(self.passes_ended(complete))),
+            VmmCommand::Save { precopied, reply } => drop(reply.send(self.save(precopied))),
             VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
                 let possible = match self.state {

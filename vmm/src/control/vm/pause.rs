@@ -74,6 +74,9 @@ impl Vm {
     /// Takes a reason back, and resumes the VM if it was the last one.
     pub(super) fn resume(&mut self, reason: PauseReason) -> Result<(), Status> {
         self.check_not_saving()?;
+        if reason == PauseReason::Snapshot {
+            self.end_precopy()?;
+        }
         let left = self.pause_reasons.without(reason);
         match (self.state, self.running.as_mut()) {
             (State::Running, _) => Ok(()),

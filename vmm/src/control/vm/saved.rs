@@ -18,12 +18,16 @@ impl Vm {
         }
     }
 
-    /// Takes the state of the paused VM.
-    pub(super) fn save(&mut self) -> Result<CapturedVm, Status> {
+    /// Takes the state of the paused VM. Its memory was copied before if `precopied`.
+    pub(super) fn save(&mut self, precopied: bool) -> Result<CapturedVm, Status> {
         self.check_not_saving()?;
         if self.state != State::Paused {
             return Err(wrong_state(self.state));
         }
+        let written = match precopied {
+            true => Some(self.written_since_precopy()?),
+            false => None,
+        };
         let booted_from = self.booted_from.clone();
         let machine = self.machine_mut()?;
         let saved = machine.save();
@@ -35,6 +39,7 @@ impl Vm {
         Ok(CapturedVm {
             document,
             memory,
+            written,
             _saving: saving,
         })
     }

@@ -12,10 +12,14 @@ use husk_network::MacAddr;
 use husk_proto::fds::Token;
 use husk_proto::shim::v1::snapshot_progress::Progress;
 use husk_proto::shim::v1::{Interface, SnapshotDone, SnapshotProgress, SnapshotStep};
-use husk_proto::vmm::v1::{InfoRequest, PauseReason, PauseRequest, ResumeRequest, SaveRequest, State};
+use husk_proto::vmm::v1::{
+    Fd, InfoRequest, PauseReason, PauseRequest, PrecopyRequest, ResumeRequest, SaveProgress, SaveRequest,
+    State,
+};
 use husk_vmi::VmPlan;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+use tonic::Streaming;
 use tracing::{info, warn};
 
 use super::{ProgressSender, SnapshotOrder, SnapshotSources};
@@ -157,6 +161,9 @@ impl SnapshotJob {
             checksums,
         } = self.prepare(set).await?;
 
+        if self.order.live {
+            self.precopy(&memory).await?;
+        }
         *paused = true;
         self.pause(PauseReason::Snapshot).await?;
         self.save(&state, &memory).await?;
@@ -217,6 +224,7 @@ impl SnapshotJob {
             resume,
             checksums,
             copy_disks,
+            live: _,
         } = self.order.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
@@ -271,21 +279,46 @@ impl SnapshotJob {
         info.is_ok_and(|info| info.get_ref().state() == State::Paused)
     }
 
-    /// Has the VMM write its state and the guest's memory.
+    /// Has the VMM write the guest's memory while the VM runs.
+    async fn precopy(&mut self, memory: &File) -> Result<(), VmError> {
+        let [memory] = self.send([memory]).await?;
+        let passes = self.vmm.client.precopy(PrecopyRequest { memory: Some(memory) });
+        let passes = passes.await;
+        let passes = passes.map_err(|status| self.save_error(status))?;
+        self.follow("memory", passes.into_inner()).await
+    }
+
+    /// Has the VMM write its state and the guest's memory, or what was written to it since [`SnapshotJob::precopy`].
     async fn save(&mut self, state: &File, memory: &File) -> Result<(), VmError> {
-        let tokens = [Token::random(), Token::random()];
-        let files = [(tokens[0], state.as_fd()), (tokens[1], memory.as_fd())];
-        let sent = self.vmm.fds.send(&files).await;
-        sent.map_err(|error| VmError::unavailable(error.to_string()))?;
+        let [state, memory] = self.send([state, memory]).await?;
         let request = SaveRequest {
-            state: Some(tokens[0].into()),
-            memory: Some(tokens[1].into()),
+            state: Some(state),
+            memory: Some(memory),
+            precopied: self.order.live,
         };
         let steps = self.vmm.client.save(request).await;
-        let mut steps = steps.map_err(|status| self.save_error(status))?.into_inner();
+        let steps = steps.map_err(|status| self.save_error(status))?;
+        let name = if self.order.live {
+            "rest of memory"
+        } else {
+            "memory"
+        };
+        self.follow(name, steps.into_inner()).await
+    }
+
+    /// Sends files to the VMM.
+    async fn send<const N: usize>(&self, files: [&File; N]) -> Result<[Fd; N], VmError> {
+        let files = files.map(|file| (Token::random(), file.as_fd()));
+        let sent = self.vmm.fds.send(&files).await;
+        sent.map_err(|error| VmError::unavailable(error.to_string()))?;
+        Ok(files.map(|(token, _)| token.into()))
+    }
+
+    /// Passes the progress of the VMM on until it has ended.
+    async fn follow(&self, name: &str, mut steps: Streaming<SaveProgress>) -> Result<(), VmError> {
         while let Some(step) = steps.message().await.map_err(|status| self.save_error(status))? {
             let step = SnapshotStep {
-                name: "memory".to_owned(),
+                name: name.to_owned(),
                 done_bytes: step.done_bytes,
                 total_bytes: step.total_bytes,
             };

@@ -40,6 +40,8 @@ pub(super) struct SnapshotOrder {
     pub(super) checksums: bool,
     /// Images that the guest writes are copied in full where they cannot be copied in an instant.
     pub(super) copy_disks: bool,
+    /// Memory is copied while the VM runs, and then what was written meanwhile.
+    pub(super) live: bool,
 }
 
 /// Takes the progress of a snapshot, and its result. Closed, it ends the snapshot.

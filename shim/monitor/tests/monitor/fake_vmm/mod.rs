@@ -169,6 +169,7 @@ impl Fake {
 #[tonic::async_trait]
 impl Vmm for Fake {
     type EventsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+    type PrecopyStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type SaveStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::SaveProgress, Status>> + Send>>;
     type VsockRequestsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::VsockRequest, Status>> + Send>>;
 
@@ -310,6 +311,14 @@ impl Vmm for Fake {
             self.enter(State::Paused);
         }
         Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn precopy(
+        &self,
+        request: Request<pb::PrecopyRequest>,
+    ) -> Result<Response<Self::PrecopyStream>, Status> {
+        let progress = self.precopy_file(request.into_inner()).await?;
+        Ok(Response::new(Box::pin(progress)))
     }
 
     async fn save(&self, request: Request<pb::SaveRequest>) -> Result<Response<Self::SaveStream>, Status> {

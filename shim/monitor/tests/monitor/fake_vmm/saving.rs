@@ -26,15 +26,41 @@ impl Fake {
         Ok(())
     }
 
+    /// Writes a few bytes to the file while the VM runs.
+    pub(super) async fn precopy_file(
+        &self,
+        request: pb::PrecopyRequest,
+    ) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
+        let mut memory = self.take(&request.memory.unwrap()).await?;
+        assert_eq!(memory.metadata()?.len(), 0);
+        assert!(self.guest.lock().unwrap().pauses.is_empty());
+        memory.write_all(b"before")?;
+        let (sender, progress) = mpsc::channel(2);
+        let ended = match has(&self.name(), "reboots") {
+            true => Err(Status::failed_precondition("the machine was reset")),
+            false => Ok(pb::SaveProgress {
+                done_bytes: 6,
+                total_bytes: 6,
+            }),
+        };
+        sender.try_send(ended).unwrap();
+        Ok(ReceiverStream::new(progress))
+    }
+
     /// Writes a few bytes to both files, and to the disks what the guest wrote last. Returns the progress.
     pub(super) async fn save_files(
         &self,
         request: pb::SaveRequest,
     ) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
-        let pb::SaveRequest { state, memory } = request;
+        let pb::SaveRequest {
+            state,
+            memory,
+            precopied,
+        } = request;
         let mut state = self.take(&state.unwrap()).await?;
-        let mut memory = self.take(&memory.unwrap()).await?;
-        assert_eq!(state.metadata()?.len() + memory.metadata()?.len(), 0);
+        let memory = self.take(&memory.unwrap()).await?;
+        assert_eq!(state.metadata()?.len(), 0);
+        assert_eq!(memory.metadata()?.len(), if precopied { 6 } else { 0 });
         let name = self.name();
         if has(&name, "unsavable") {
             return Err(Status::failed_precondition("vhost-vsock cannot be saved"));
@@ -45,7 +71,7 @@ impl Fake {
         }
         self.guest.lock().unwrap().saving = true;
         state.write_all(format!("state of {name}").as_bytes())?;
-        memory.write_all(b"memory")?;
+        memory.write_all_at(b"memory", 0)?;
         let guest = self.guest.clone();
         let (sender, progress) = mpsc::channel(1);
         tokio::spawn(async move {

@@ -1,0 +1,112 @@
+//! Copies guest memory while the VM runs (pre-copy), so that the save that follows has little left to write.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Sender;
+
+use husk_devices::GuestMem;
+use husk_proto::vmm::v1 as pb;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::service::{VmmCommand, VmmService};
+use super::transfer::{ProgressSender, Transfer, failed, prepare};
+use crate::ram::DirtyPages;
+
+/// Maximum number of passes.
+const MAX_PASSES: u32 = 12;
+/// A pass of at most this many bytes is the last.
+const FEW: u64 = 8 << 20;
+
+/// The right to read guest memory for one pass. The machine's thread waits for its drop before a reset.
+#[derive(Debug)]
+pub struct CopyPermit {
+    pub(super) stopped: Arc<AtomicBool>,
+    pub(super) _alive: Sender<()>,
+}
+
+/// What the next pass copies: the pages that were written, or all of memory.
+#[derive(Debug)]
+pub struct CopyPass {
+    pub(super) memory: GuestMem,
+    pub(super) written: Option<DirtyPages>,
+    pub(super) permit: CopyPermit,
+}
+
+/// Starts to copy memory to `file`. The stream has the progress. It ends when the last pass is written, or with an
+/// error. If it is dropped, the copy ends.
+pub(super) async fn start(
+    service: VmmService,
+    file: File,
+) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
+    let first = service.ask(VmmCommand::StartPrecopy).await?;
+    let (sender, stream) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let transfer = Arc::new(Transfer::new(first.permit.stopped.clone()));
+        let mut result = passes(&service, first, &file, &transfer, &sender).await;
+        if transfer.is_stopped() {
+            let text =
+                "the copying of memory was stopped: the machine was reset, or nobody reads the progress";
+            result = result.and(Err(Status::failed_precondition(text)));
+        }
+        let complete = result.is_ok();
+        let ended = service
+            .ask(|reply| VmmCommand::EndPrecopy { complete, reply })
+            .await;
+        let result = result.and(ended).map(|()| transfer.progress());
+        let _ = sender.send(result).await;
+    });
+    Ok(ReceiverStream::new(stream))
+}
+
+/// Copies all memory, and then what was written meanwhile, until that is little or does not get less.
+async fn passes(
+    service: &VmmService,
+    first: CopyPass,
+    file: &File,
+    transfer: &Arc<Transfer>,
+    reports: &ProgressSender,
+) -> Result<(), Status> {
+    let (mut pass, mut before) = (first, u64::MAX);
+    for number in 1.. {
+        let file = file.try_clone().map_err(|e| failed("memory", &e))?;
+        let copy = prepare(pass.memory, file, pass.written, service.pagemap.clone()).await?;
+        let bytes = copy.bytes();
+        let mut writers = JoinSet::new();
+        transfer.carry(copy, &mut writers);
+        transfer.finish(writers, reports).await?;
+        // The machine may be reset until the next pass.
+        drop(pass.permit);
+        tracing::debug!(number, bytes, "memory copied while the VM runs");
+        if transfer.is_stopped() || is_last(number, bytes, before) {
+            break;
+        }
+        before = bytes;
+        pass = service.ask(VmmCommand::NextPass).await?;
+    }
+    Ok(())
+}
+
+/// True if another pass would not shorten the pause: this one had few bytes, or hardly fewer than the one before.
+fn is_last(number: u32, bytes: u64, before: u64) -> bool {
+    number >= MAX_PASSES || bytes <= FEW || bytes > before / 4 * 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_go_on_while_they_shrink() {
+        const MIB: u64 = 1 << 20;
+        assert!(!is_last(1, 1024 * MIB, u64::MAX));
+        assert!(!is_last(2, 100 * MIB, 1024 * MIB));
+        assert!(is_last(3, 90 * MIB, 100 * MIB));
+        assert!(is_last(3, 8 * MIB, 100 * MIB));
+        assert!(is_last(1, 0, u64::MAX));
+        assert!(is_last(MAX_PASSES, 20 * MIB, 100 * MIB));
+    }
+}
