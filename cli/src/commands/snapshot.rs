@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 
 /// Save a VM with its memory into a directory, from which `husk restore` continues it
 ///
-/// The VM is paused while it is saved, and stays paused unless --resume is given. If the command fails or is interrupted,
+/// The VM is paused while it is saved, or with --live for a part of that, and stays paused unless --resume is given. If the command fails or is interrupted,
 /// the VM goes on as before, and what was written is removed.
 ///
 /// Overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone travel in the snapshot. Images that
@@ -29,6 +29,7 @@ Exit status: 0 saved, 1 failure, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 
 Examples:
   husk snapshot demo /var/tmp/demo-1 --resume
+  husk snapshot demo /var/tmp/demo-2 --resume --live
   husk snapshot demo /backup/demo-1 --resume --copy-disks
   husk snapshot demo demo-2 && husk stop --force demo && husk restore demo-2")]
 pub(crate) struct Args {
@@ -42,6 +43,13 @@ pub(crate) struct Args {
     /// Let the VM go on when it is saved, unless it was paused before
     #[arg(long)]
     resume: bool,
+
+    /// Save memory while the VM runs, and pause the VM only to save what it wrote meanwhile
+    ///
+    /// The VM runs somewhat slower until it is paused. A VM that writes faster than its memory is saved is paused for
+    /// longer. The save fails if the VM reboots meanwhile.
+    #[arg(long)]
+    live: bool,
 
     /// Write checksums, so that `husk restore --verify` finds damage
     ///
@@ -68,6 +76,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         resume: args.resume,
         checksums: args.checksums,
         copy_disks: args.copy_disks,
+        live: args.live,
     };
     let vm = &args.vm;
     live_vm::block_on(async {

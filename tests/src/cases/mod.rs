@@ -133,6 +133,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `stop-6.1` | `stop`, with kernel 6.12 |
 /// | `vsock-1GiB` | `vsock`, with 32 MiB and fewer connections |
 /// | `snapshot-clones` | `snapshot`, without load; property tests of the devices' states |
+/// | `snapshot-live` | `snapshot`, of a guest that does little; tests of `husk-monitor` |
 /// | `snapshot-once` | `snapshot`; tests of `husk-monitor` with a VMM of its own |
 /// | `snapshot-states` | `snapshot`; property tests of the devices' states |
 /// | `snapshot-network` | `snapshot`, without a network; property tests of `husk-virtio-net` |
@@ -183,6 +184,7 @@ pub const FULL: &[Case] = &[
     shim::systemd::CASE,
     snapshot::ONCE,
     snapshot::CLONES,
+    snapshot::LIVE,
     snapshot::STATES,
     snapshot::NETWORK,
     snapshot::REPLUG,

@@ -1,6 +1,7 @@
 //! Snapshots of running guests.
 
 mod kills;
+mod live;
 mod network;
 mod once;
 mod refused;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use kills::KILLS;
+pub use live::LIVE;
 pub use network::NETWORK;
 pub use replug::REPLUG;
 pub use states::STATES;

@@ -32,7 +32,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("# $")?;
     let whole = ctx.path("whole");
-    let save = ["snapshot", "plain", &text(&whole), "--checksums"];
+    let save = ["snapshot", "plain", &text(&whole), "--live", "--checksums"];
     ctx.finish(ctx.husk(&save), SAVE)?.ok()?;
     let again = ctx.run(&["snapshot", "plain", &text(&whole)])?.fails(1)?;
     expect_contains(&again, &[&text(&whole), "empty"])?;
