@@ -367,40 +367,45 @@ fn content(file: &File) -> Vec<u8> {
     content
 }
 
-#[tokio::test]
-#[ignore = "needs a KVM that runs guest kernel mode natively: one that interprets it may not log what it writes"]
-async fn memory_copied_while_the_vm_runs_is_that_of_the_pause() {
-    for kernel in [busy(), letters()] {
-        let mut rig = Rig::start().await;
-        rig.run(&kernel).await;
-        rig.read_console(3).await;
-        let live = Saved::empty();
-        let progress = live.precopy(&mut rig).await.unwrap();
-        let end = progress.last().unwrap();
-        assert_eq!(end.done_bytes, end.total_bytes);
-        assert!(end.total_bytes >= 32 << 20, "{end:?}");
-        // It runs on, and its writes are logged.
-        let text = rig.read_console(20).await;
+/// Tests that KVM logs what a guest writes.
+mod native_kvm {
+    use super::*;
 
-        rig.client.pause(reason(PauseReason::Snapshot)).await.unwrap();
-        let last = drain(&rig.console).await.unwrap_or(text.as_bytes()[19]);
-        let progress = live.save_rest(&mut rig).await.unwrap();
-        let end = progress.last().unwrap();
-        assert!((1..=17 << 20).contains(&end.total_bytes), "{end:?}");
-        assert_eq!(end.done_bytes, end.total_bytes);
-        let whole = Saved::empty();
-        whole.save(&mut rig).await.unwrap();
-        assert!(content(&live.memory) == content(&whole.memory));
+    #[tokio::test]
+    #[ignore = "needs native KVM: one that interprets guest kernel mode may not log what the guest writes"]
+    async fn memory_copied_while_the_vm_runs_is_that_of_the_pause() {
+        for kernel in [busy(), letters()] {
+            let mut rig = Rig::start().await;
+            rig.run(&kernel).await;
+            rig.read_console(3).await;
+            let live = Saved::empty();
+            let progress = live.precopy(&mut rig).await.unwrap();
+            let end = progress.last().unwrap();
+            assert_eq!(end.done_bytes, end.total_bytes);
+            assert!(end.total_bytes >= 32 << 20, "{end:?}");
+            // It runs on, and its writes are logged.
+            let text = rig.read_console(20).await;
 
-        rig.client
-            .resume(taken_back(PauseReason::Snapshot))
-            .await
-            .unwrap();
-        let mut clone = live.created().await.unwrap();
-        clone.boot().await.unwrap();
-        for rig in [&mut clone, &mut rig] {
-            let text = rig.read_console(5).await;
-            assert!(is_next(last, text.as_bytes()[0]), "{} {text}", last as char);
+            rig.client.pause(reason(PauseReason::Snapshot)).await.unwrap();
+            let last = drain(&rig.console).await.unwrap_or(text.as_bytes()[19]);
+            let progress = live.save_rest(&mut rig).await.unwrap();
+            let end = progress.last().unwrap();
+            assert!((1..=17 << 20).contains(&end.total_bytes), "{end:?}");
+            assert_eq!(end.done_bytes, end.total_bytes);
+            let whole = Saved::empty();
+            whole.save(&mut rig).await.unwrap();
+            assert!(content(&live.memory) == content(&whole.memory));
+
+            rig.client
+                .resume(taken_back(PauseReason::Snapshot))
+                .await
+                .unwrap();
+            let mut clone = live.created().await.unwrap();
+            clone.boot().await.unwrap();
+            for rig in [&mut clone, &mut rig] {
+                let text = rig.read_console(5).await;
+                assert!(is_next(last, text.as_bytes()[0]), "{} {text}", last as char);
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use super::stages::Stage;
 use crate::binaries::{self, Profile};
 use crate::checkout;
 use crate::lab::SignalSet;
+use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, wait_with_cpu};
 use anyhow::{Context, Result, bail};
@@ -49,6 +50,9 @@ const VHOST: [(&str, &str); 2] = [
     ("/dev/vhost-net", "vhost_net::"),
     ("/dev/vhost-vsock", "vhost_vsock::"),
 ];
+
+/// Part of the names of the tests that need a KVM which runs guest kernel mode natively.
+const NATIVE_KVM: &str = "native_kvm::";
 
 /// A cargo command in the checkout that ends with this process.
 pub fn cargo(arguments: &[&str]) -> Command {
@@ -123,6 +127,9 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
             if !Path::new(device).exists() {
                 test.args(["--skip", tests]);
             }
+        }
+        if !native_kvm() {
+            test.args(["--skip", NATIVE_KVM]);
         }
     }
     test.args(filter);
