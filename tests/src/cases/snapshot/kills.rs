@@ -65,7 +65,7 @@ fn start<'c>(ctx: &'c TestContext, manifest: Manifest) -> Result<Vm<'c>> {
         .small(&images::small("6.12")?, "disks,shell");
     let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
-    shell.ok("dmesg -n 1; mkdir -p /tmp; head -c 100663296 /dev/urandom > /tmp/random")?;
+    shell.ok("dmesg -n 1; mkdir -p /tmp; yes husk | head -c 100663296 > /tmp/filled")?;
     Ok(vm)
 }
 
@@ -205,7 +205,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
     }
     // The snapshot is as it was.
     let vm = Vm::restore(ctx, &dir, "victim")?;
-    Shell::going_on(vm.console())?.ok("sha256sum /tmp/random")?;
+    Shell::going_on(vm.console())?.ok("sha256sum /tmp/filled")?;
     vm.discard()?;
     Ok(std::fs::remove_dir_all(&dir)?)
 }
