@@ -65,7 +65,10 @@ fn start<'c>(ctx: &'c TestContext, manifest: Manifest) -> Result<Vm<'c>> {
         .small(&images::small("6.12")?, "disks,shell");
     let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
-    shell.ok("dmesg -n 1; mkdir -p /tmp; yes husk | head -c 100663296 > /tmp/filled")?;
+    shell.ok(
+        "dmesg -n 1; mkdir -p /tmp; head -c 1048576 /dev/urandom > /tmp/random; \
+         for mib in $(seq 96); do cat /tmp/random; done > /tmp/filled",
+    )?;
     Ok(vm)
 }
 

@@ -7,7 +7,7 @@ use crate::harness::context::TestContext;
 use crate::harness::datapath::Datapath;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::pod::Node;
+use crate::harness::pod::{Node, Pod};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE};
@@ -31,9 +31,9 @@ const FILE: usize = 8 << 20;
 fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("busy disks", || disks(ctx));
     let node = Node::new(ctx, 1450)?;
-    for datapath in [Datapath::Kernel, Datapath::Process] {
+    for (datapath, number) in [(Datapath::Kernel, 9), (Datapath::Process, 10)] {
         ctx.part(&format!("a lagging receiver, {datapath:?}"), || {
-            receives(ctx, &node, datapath)
+            receives(ctx, &node, &node.pod(number)?, datapath)
         });
     }
     Ok(())
@@ -67,8 +67,7 @@ fn disks(ctx: &TestContext) -> Result<()> {
 
 /// A guest receives a file slowly, so that the sockets' buffers in its memory are full of frames that only the datapath
 /// wrote. It is saved meanwhile, and goes on in the same pod in another process.
-fn receives(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
-    let pod = node.pod(9)?;
+fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapath) -> Result<()> {
     let manifest = Manifest::new("receiver")
         .cpu(1, 2, 1)
         .pod_interface(json!({"bridge": {}}))
@@ -77,8 +76,8 @@ fn receives(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()
     let source = Vm::start_with(ctx, &manifest, datapath)?;
     let (shell, _) = ready(&source)?;
     shell.ok(&format!(
-        "mkdir -p /tmp; (nc -l -p {RECEIVER} | while dd bs=32k count=1 of=/tmp/part 2>/dev/null && [ -s /tmp/part ]; \
-         do cat /tmp/part >> /tmp/file; [ -e /tmp/fast ] || sleep 0.1; done; touch /tmp/received) >/dev/null 2>&1 & sleep 1"
+        "mkdir -p /tmp; ((nc -l -p {RECEIVER} | while dd bs=32k count=1 of=/tmp/part 2>/dev/null && [ -s /tmp/part ]; \
+         do cat /tmp/part >> /tmp/file; [ -e /tmp/fast ] || sleep 0.1; done; touch /tmp/received) >/dev/null 2>&1 &); sleep 1"
     ))?;
     let file = ctx.path("file");
     let mut random = vec![0; FILE];
@@ -95,7 +94,7 @@ fn receives(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()
         .ok()?;
     // Without a VM the pod itself has the address, and would reset the connection.
     let forward = |state| {
-        let port = node.outer(&pod, "eth0");
+        let port = node.outer(pod, "eth0");
         node.run(&format!("ip link set dev {port} type bridge_slave state {state}"))
     };
     forward("0")?;

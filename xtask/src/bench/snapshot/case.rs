@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// A VMM with one way to save its guest.
@@ -178,6 +178,13 @@ impl Case {
         qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }
+}
+
+/// Starts `husk snapshot --live --resume` of the guest of a round.
+pub fn save_live(files: &BenchFiles, to: &Path) -> Result<Child> {
+    let mut husk = guest::husk(files);
+    husk.args(["snapshot", NAME]).arg(to).args(["--live", "--resume"]);
+    Ok(husk.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
 }
 
 /// Starts `husk restore` under a name, and connects to the guest's serial line, which may be there before the command

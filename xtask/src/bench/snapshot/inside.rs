@@ -121,7 +121,31 @@ impl Bench {
         measured(case, "save_synced_ms", "ms", milliseconds(synced), run);
         measured(case, "restore_ms", "ms", milliseconds(restore), run);
         measured(case, "saved_mib", "MiB", saved.allocated_mib()?, run);
+        if case == Case::Husk {
+            let pause = self.live_pause(&mut restored)?;
+            measured(case, "live_pause_ms", "ms", milliseconds(pause), run);
+        }
         Ok(())
+    }
+
+    /// Saves a guest while it runs. Returns the longest time for which it did not answer.
+    fn live_pause(&self, running: &mut Running) -> Result<Duration> {
+        let saved = Saved {
+            path: self.files.folder.join("saved-live"),
+        };
+        let mut husk = case::save_live(&self.files, &saved.path)?;
+        let deadline = running.started.deadline();
+        let (mut last, mut longest) = (running.line.answered(deadline)?, Duration::ZERO);
+        let status = loop {
+            let answered = running.line.answered(deadline)?;
+            longest = longest.max(answered - last);
+            last = answered;
+            if let Some(status) = husk.try_wait()? {
+                break status;
+            }
+        };
+        ensure!(status.success(), "husk snapshot --live: {status}");
+        Ok(longest)
     }
 
     /// Boots a guest, saves it to `to` and ends it. Returns the time that it took to save, without and with the time

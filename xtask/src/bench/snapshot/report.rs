@@ -8,8 +8,13 @@ use crate::bench::svg::Panel;
 use crate::bench::table::{align, number};
 
 /// Metrics, their titles, and whether they are drawn.
-const METRICS: [(&str, &str, bool); 5] = [
+const METRICS: [(&str, &str, bool); 6] = [
     ("save_ms", "save, ms", true),
+    (
+        "live_pause_ms",
+        "  live: longest time without an answer, ms",
+        true,
+    ),
     ("save_synced_ms", "  until it is on the disk, ms", true),
     ("saved_mib", "  space on the disk, MiB", false),
     ("restore_ms", "restore: start → guest answers, ms", true),
