@@ -4,11 +4,13 @@ mod guest;
 mod packets;
 mod wire;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest::{Guest, MAC, PEER, frame};
+use husk_devices::page_log::PageLog;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::{wait_for, wait_until_equal};
 use packets::{checksum_is_right, tcp, udp};
@@ -45,6 +47,7 @@ with_both_datapaths! {
     drivers_pause_and_leave_under_load
     a_load_arrives_without_loss
     a_saved_device_goes_on_without_loss
+    pages_of_received_frames_are_dirty
 }
 
 /// Time to wait for a frame that must not arrive.
@@ -369,4 +372,23 @@ fn a_load_arrives_without_loss(vhost: bool) {
         assert_eq!(guest.interrupts.reset(), None);
         drop(guest);
     }
+}
+
+fn pages_of_received_frames_are_dirty(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    let log = Arc::new(PageLog::new(16 << 20));
+    let mut receive = |guest: &mut Guest, seed| {
+        let into = frame(MAC, 600, seed);
+        wire.send([0; 10], &into);
+        assert_eq!(guest.receive(0).1, into);
+    };
+    for round in 0..3 {
+        guest.restart_with_log(Some(&log));
+        receive(&mut guest, round);
+        assert!(guest.received_is_dirty(&log), "round {round}");
+    }
+    guest.restart_with_log(None);
+    receive(&mut guest, 3);
+    assert_eq!(guest.received_is_dirty(&log), !vhost);
 }

@@ -1,15 +1,17 @@
 //! A guest's driver with one virtio-net device on a real tap.
 
 use std::fs::File;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use husk_devices::GuestMem;
+use husk_devices::page_log::PageLog;
 use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use husk_virtio_net::{Mac, Net, NetHandle, NetSetup, QueuePair};
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
 use crate::wire::{ETHERTYPE, PATIENCE, tap};
 
@@ -39,6 +41,8 @@ pub struct Guest {
     transmit: Vec<Driver>,
     control: Driver,
     sent: u64,
+    /// Address of the buffer with the last frame that arrived.
+    received_at: u64,
 }
 
 fn open_vhost() -> OwnedFd {
@@ -91,6 +95,7 @@ impl Guest {
             receive: Vec::new(),
             transmit: Vec::new(),
             sent: 0,
+            received_at: 0,
         };
         guest.connect(without);
         guest
@@ -135,6 +140,29 @@ impl Guest {
         self.activate(queues);
     }
 
+    /// Restarts the device with this log of what vhost writes, or none. Nothing is dirty then.
+    pub fn restart_with_log(&mut self, log: Option<&Arc<PageLog>>) {
+        let queues = self.net.quiesce().unwrap();
+        self.net.log_pages(log);
+        for region in self.mem.memory().iter() {
+            region.deref().bitmap().reset();
+        }
+        self.activate(queues);
+    }
+
+    /// True if the buffer of the last frame is dirty: in `log` with vhost, in the bitmap of the memory without.
+    pub fn received_is_dirty(&self, log: &PageLog) -> bool {
+        let page = self.received_at / 4096;
+        if self.vhost {
+            let mut pages = vec![0; END / 4096 / 64];
+            log.take(0, &mut pages);
+            return pages[(page / 64) as usize] >> (page % 64) & 1 != 0;
+        }
+        let mem = self.mem.memory();
+        let region = mem.iter().next().unwrap();
+        region.deref().bitmap().is_bit_set(page as usize)
+    }
+
     /// Moves the driver to a device that is built anew on the same tap, of which all queues are in use.
     pub fn reload(&mut self) {
         let queues = self.net.quiesce().unwrap();
@@ -171,7 +199,8 @@ impl Guest {
     /// A frame that arrived, with its header, if there is one.
     pub fn try_receive(&mut self, pair: usize) -> Option<([u8; 12], Vec<u8>)> {
         let (mut slot, mut len) = self.receive[pair].used()?;
-        let mut bytes = self.get(self.buffer(pair, slot), len as usize);
+        self.received_at = self.buffer(pair, slot);
+        let mut bytes = self.get(self.received_at, len as usize);
         let buffers = u16::from_le_bytes([bytes[10], bytes[11]]);
         self.offer(pair, slot);
         for _ in 1..buffers {
