@@ -44,6 +44,7 @@ impl StepBars {
             bar.set_prefix(name);
             self.all.add(bar)
         });
+        bar.set_length(total_bytes);
         bar.set_position(done_bytes);
     }
 

@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 
 /// Save a VM with its memory into a directory, from which `husk restore` continues it
 ///
-/// The VM is paused while it is saved, or with --live for a part of that, and stays paused unless --resume is given. If the command fails or is interrupted,
+/// The VM is paused while it is saved, and stays paused unless --resume is given. With --live it is paused at the end only. If the command fails or is interrupted,
 /// the VM goes on as before, and what was written is removed.
 ///
 /// Overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone travel in the snapshot. Images that
@@ -44,10 +44,10 @@ pub(crate) struct Args {
     #[arg(long)]
     resume: bool,
 
-    /// Save memory while the VM runs, and pause the VM only to save what it wrote meanwhile
+    /// Save memory while the VM runs, and pause the VM at the end: for what it wrote meanwhile, devices and disks
     ///
     /// The VM runs somewhat slower until it is paused. A VM that writes faster than its memory is saved is paused for
-    /// longer. The save fails if the VM reboots meanwhile.
+    /// longer. The command fails if the VM reboots meanwhile.
     #[arg(long)]
     live: bool,
 

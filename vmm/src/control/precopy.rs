@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::Sender;
 
 use husk_devices::GuestMem;
 use husk_proto::vmm::v1 as pb;
@@ -14,30 +12,24 @@ use tonic::Status;
 
 use super::service::{VmmCommand, VmmService};
 use super::transfer::{ProgressSender, Transfer, failed, prepare};
-use crate::ram::DirtyPages;
+use crate::ram::{CopyGate, DirtyPages};
 
 /// Maximum number of passes.
 const MAX_PASSES: u32 = 12;
 /// A pass of at most this many bytes is the last.
 const FEW: u64 = 8 << 20;
 
-/// The right to read guest memory for one pass. The machine's thread waits for its drop before a reset.
-#[derive(Debug)]
-pub struct CopyPermit {
-    pub(super) stopped: Arc<AtomicBool>,
-    pub(super) _alive: Sender<()>,
-}
-
-/// What the next pass copies: the pages that were written, or all of memory.
+/// A pass of a copy: it copies the pages that were written, or all of memory.
 #[derive(Debug)]
 pub struct CopyPass {
     pub(super) memory: GuestMem,
     pub(super) written: Option<DirtyPages>,
-    pub(super) permit: CopyPermit,
+    /// Closed when the machine is reset.
+    pub(super) gate: Arc<CopyGate>,
 }
 
 /// Starts to copy memory to `file`. The stream has the progress. It ends when the last pass is written, or with an
-/// error. If it is dropped, the copy ends.
+/// error. If it is dropped, the copy ends. Must be carried out whole: only the task that it starts ends the log.
 pub(super) async fn start(
     service: VmmService,
     file: File,
@@ -45,19 +37,21 @@ pub(super) async fn start(
     let first = service.ask(VmmCommand::StartPrecopy).await?;
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
-        let transfer = Arc::new(Transfer::new(first.permit.stopped.clone()));
+        let gate = first.gate.clone();
+        let transfer = Arc::<Transfer>::default();
         let mut result = passes(&service, first, &file, &transfer, &sender).await;
-        if transfer.is_stopped() {
-            let text =
-                "the copying of memory was stopped: the machine was reset, or nobody reads the progress";
-            result = result.and(Err(Status::failed_precondition(text)));
+        if gate.is_closed() {
+            let text = "the VM was reset, or ended, while its memory was copied";
+            result = Err(Status::failed_precondition(text));
         }
-        let complete = result.is_ok();
-        let ended = service
-            .ask(|reply| VmmCommand::EndPrecopy { complete, reply })
-            .await;
-        let result = result.and(ended).map(|()| transfer.progress());
-        let _ = sender.send(result).await;
+        let complete = result.is_ok() && !transfer.is_stopped();
+        let end = |reply| VmmCommand::EndPrecopy {
+            gate,
+            complete,
+            reply,
+        };
+        let ended = service.ask(end).await;
+        let _ = sender.send(result.and(ended).map(|()| transfer.progress())).await;
     });
     Ok(ReceiverStream::new(stream))
 }
@@ -72,20 +66,23 @@ async fn passes(
 ) -> Result<(), Status> {
     let (mut pass, mut before) = (first, u64::MAX);
     for number in 1.. {
+        let CopyPass {
+            memory,
+            written,
+            gate,
+        } = pass;
         let file = file.try_clone().map_err(|e| failed("memory", &e))?;
-        let copy = prepare(pass.memory, file, pass.written, service.pagemap.clone()).await?;
+        let copy = prepare(memory, file, written, service.pagemap.clone()).await?;
         let bytes = copy.bytes();
         let mut writers = JoinSet::new();
-        transfer.carry(copy, &mut writers);
+        transfer.carry(copy.with_gate(gate.clone()), &mut writers);
         transfer.finish(writers, reports).await?;
-        // The machine may be reset until the next pass.
-        drop(pass.permit);
         tracing::debug!(number, bytes, "memory copied while the VM runs");
         if transfer.is_stopped() || is_last(number, bytes, before) {
             break;
         }
         before = bytes;
-        pass = service.ask(VmmCommand::NextPass).await?;
+        pass = service.ask(|reply| VmmCommand::NextPass { gate, reply }).await?;
     }
     Ok(())
 }

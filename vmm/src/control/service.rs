@@ -26,7 +26,7 @@ use super::saved::{self, CapturedVm};
 use super::vm::Message;
 use super::vsock::{self, VsockCommand};
 use super::{discs, fields, nics};
-use crate::ram::PageMap;
+use crate::ram::{CopyGate, PageMap};
 
 /// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -44,10 +44,17 @@ pub enum VmmCommand {
     Resume(PauseReason, Reply<()>),
     /// Begins to copy guest memory while the VM runs. Returns the first pass.
     StartPrecopy(Reply<CopyPass>),
-    /// Returns the next pass, after one has ended.
-    NextPass(Reply<CopyPass>),
-    /// Ends these passes. If they are complete, a save may follow.
-    EndPrecopy { complete: bool, reply: Reply<()> },
+    /// Returns the next pass of this copy, after one has ended.
+    NextPass {
+        gate: Arc<CopyGate>,
+        reply: Reply<CopyPass>,
+    },
+    /// Ends the passes of this copy. If they are complete, a save may follow.
+    EndPrecopy {
+        gate: Arc<CopyGate>,
+        complete: bool,
+        reply: Reply<()>,
+    },
     /// Returns the state of the paused machine, and the pages written since a copy of its memory if `precopied`.
     Save {
         precopied: bool,
@@ -160,7 +167,7 @@ impl Vmm for VmmService {
         request: Request<pb::PrecopyRequest>,
     ) -> Result<Response<Self::PrecopyStream>, Status> {
         let memory = saved::empty(&self.fds, "memory", request.into_inner().memory.as_ref()).await?;
-        let stream = precopy::start(self.clone(), memory).await?;
+        let stream = detached(precopy::start(self.clone(), memory)).await?;
         Ok(Response::new(Box::pin(stream)))
     }
 

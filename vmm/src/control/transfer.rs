@@ -30,18 +30,10 @@ pub(super) type ProgressSender = mpsc::Sender<Result<pb::SaveProgress, Status>>;
 pub(super) struct Transfer {
     done: AtomicU64,
     total: AtomicU64,
-    stopped: Arc<AtomicBool>,
+    stopped: AtomicBool,
 }
 
 impl Transfer {
-    /// A transfer that ends when `stopped` is set.
-    pub(super) fn new(stopped: Arc<AtomicBool>) -> Self {
-        Self {
-            stopped,
-            ..Self::default()
-        }
-    }
-
     /// Ends the writers.
     fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);

@@ -474,6 +474,12 @@ impl Machine {
         })
     }
 
+    /// True if the machine is paused.
+    pub fn is_paused(&self) -> bool {
+        self.stopped_clock.is_some()
+    }
+
+    /// Changes the machine while it is paused for that. If it does not run on, it is paused afterwards.
     fn while_paused(
         &mut self,
         change: impl FnOnce(&mut Self) -> Result<(), MachineError>,

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use husk_devices::GuestMem;
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::dirty::DirtyPages;
+use super::gate::CopyGate;
 use super::pagemap::{PAGE, PageMap};
 
 /// Bytes that a thread copies at a time.
@@ -68,6 +69,7 @@ pub struct MemoryCopy {
     memory: GuestMem,
     file: File,
     pages: Pages,
+    gate: Arc<CopyGate>,
     pieces: Vec<Piece>,
     next: AtomicU64,
     bytes: u64,
@@ -87,6 +89,7 @@ impl MemoryCopy {
             memory,
             file,
             pages: Pages::NotZero(pagemap),
+            gate: Arc::default(),
             pieces,
             next: AtomicU64::new(0),
             bytes,
@@ -111,9 +114,16 @@ impl MemoryCopy {
             file,
             bytes: written.bytes(),
             pages: Pages::Written(written),
+            gate: Arc::default(),
             pieces,
             next: AtomicU64::new(0),
         })
+    }
+
+    /// The same copy, which ends when `gate` is closed.
+    #[must_use]
+    pub fn with_gate(self, gate: Arc<CopyGate>) -> Self {
+        Self { gate, ..self }
     }
 
     /// Bytes to copy: guest memory, or the pages that were written.
@@ -121,7 +131,7 @@ impl MemoryCopy {
         self.bytes
     }
 
-    /// Copies pieces until no piece is left, or `go_on` returns false. It is called with the bytes of each piece that
+    /// Copies pieces until no piece is left, the gate is closed, or `go_on` returns false. It is called with the bytes of each piece that
     /// was copied.
     ///
     /// # Errors
@@ -145,12 +155,12 @@ impl MemoryCopy {
             for part in runs(&pages) {
                 let bytes = &mut buffer[..part.len().min(piece.len - part.start)];
                 let address = GuestAddress(piece.address.0 + part.start as u64);
-                memory.read_slice(bytes, address).map_err(io::Error::other)?;
-                let offset = piece.offset + part.start as u64;
-                match written {
-                    true => self.file.write_all_at(bytes, offset)?,
-                    false => write_sparse(&self.file, bytes, offset)?,
+                match self.gate.enter() {
+                    Some(_reading) => memory.read_slice(bytes, address).map_err(io::Error::other)?,
+                    None => return Ok(()),
                 }
+                let zeros = if written { Zeros::Clear } else { Zeros::Skip };
+                write_sparse(&self.file, bytes, piece.offset + part.start as u64, zeros)?;
                 copied += bytes.len();
             }
             if !go_on(if written { copied } else { piece.len } as u64) {
@@ -207,23 +217,38 @@ fn is_zero(block: &[u8]) -> bool {
     lines.all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// Writes `bytes` at `offset` of a file that has only zeros there, and leaves out blocks of zeros.
-fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    let mut start = None;
-    for (index, block) in bytes.chunks(BLOCK).enumerate() {
-        let at = index * BLOCK;
-        match (start, is_zero(block)) {
-            (None, false) => start = Some(at),
-            (Some(from), true) => {
-                file.write_all_at(&bytes[from..at], offset + from as u64)?;
-                start = None;
-            }
-            _ => {}
+/// What is done with blocks of zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Zeros {
+    /// Nothing: the file has only zeros.
+    Skip,
+    /// They become holes.
+    Clear,
+}
+
+/// Writes `bytes` at `offset` of a file, except for blocks of zeros.
+fn write_sparse(file: &File, bytes: &[u8], offset: u64, zeros: Zeros) -> io::Result<()> {
+    let blocks: Vec<bool> = bytes.chunks(BLOCK).map(is_zero).collect();
+    let mut start = 0;
+    for run in blocks.chunk_by(|a, b| a == b) {
+        let end = (start + run.len() * BLOCK).min(bytes.len());
+        let (part, at) = (&bytes[start..end], offset + start as u64);
+        match (run[0], zeros) {
+            (false, _) => file.write_all_at(part, at)?,
+            (true, Zeros::Skip) => {}
+            (true, Zeros::Clear) => clear(file, at, part)?,
         }
+        start = end;
     }
-    match start {
-        Some(from) => file.write_all_at(&bytes[from..], offset + from as u64),
-        None => Ok(()),
+    Ok(())
+}
+
+/// Makes a hole in the place of `zeros`, or writes them where there are no holes.
+fn clear(file: &File, offset: u64, zeros: &[u8]) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(file, flags, offset, zeros.len() as u64) {
+        Err(Errno::OPNOTSUPP) => file.write_all_at(zeros, offset),
+        other => Ok(other?),
     }
 }
 
@@ -374,6 +399,56 @@ mod tests {
                 MARKED.len() - 2
             );
         }
+    }
+
+    #[test]
+    fn a_copy_of_written_pages_replaces_their_content() {
+        let ram = marked();
+        let file = saved(&ram, None);
+        let memory = ram.memory().memory();
+        let layout = layout();
+        let mut written = layout
+            .ram
+            .iter()
+            .map(|range| vec![0_u64; ((range.end - range.start) as usize / PAGE).div_ceil(64)]);
+        let mut written = [written.next().unwrap(), written.next().unwrap()];
+        // One page changes, two become zero, and one is not among those written.
+        memory.write_obj(1_u8, GuestAddress(3 * 4096)).unwrap();
+        for at in [MARKED[3], MARKED[5]] {
+            memory.write_obj(0_u8, GuestAddress(at)).unwrap();
+        }
+        memory.write_obj(7_u8, GuestAddress(6 << 20)).unwrap();
+        let pages = [(0, 3), (0, MARKED[3] / 4096), (1, (MARKED[5] - HIGH_RAM) / 4096)];
+        for (region, page) in pages {
+            written[region][page as usize / 64] |= 1 << (page % 64);
+        }
+        let written = DirtyPages::of_regions(written.into());
+        assert_eq!(written.bytes(), 3 * 4096);
+        let before = file.metadata().unwrap().blocks();
+        let again = MemoryCopy::again(ram.memory().clone(), file.try_clone().unwrap(), written).unwrap();
+        let done = AtomicU64::new(0);
+        again
+            .carry(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
+            .unwrap();
+        assert_eq!((again.bytes(), done.into_inner()), (3 * 4096, 3 * 4096));
+        memory.write_obj(0_u8, GuestAddress(6 << 20)).unwrap();
+        assert!(content(&file) == content(&saved(&ram, None)));
+        assert!(file.metadata().unwrap().blocks() < before);
+
+        file.set_len(1 << 20).unwrap();
+        let other = MemoryCopy::again(ram.memory().clone(), file, DirtyPages::of_regions(Vec::new()));
+        assert!(other.unwrap_err().to_string().contains("has 1048576 bytes"));
+    }
+
+    #[test]
+    fn nothing_is_read_once_the_gate_is_closed() {
+        let file = tempfile::tempfile().unwrap();
+        let gate = Arc::<CopyGate>::default();
+        let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap(), None);
+        let copy = copy.unwrap().with_gate(gate.clone());
+        gate.close();
+        copy.carry(|_| true).unwrap();
+        assert_eq!(next_data(&file, 0).unwrap(), None);
     }
 
     #[test]

@@ -17,6 +17,12 @@ use super::{GuestRam, MemoryError, Region, set_slot};
 pub struct DirtyPages(Vec<Vec<u64>>);
 
 impl DirtyPages {
+    /// These pages: for each region, in the order of addresses, one bit for each page.
+    #[cfg(test)]
+    pub(super) fn of_regions(regions: Vec<Vec<u64>>) -> Self {
+        Self(regions)
+    }
+
     /// Bytes of these pages.
     pub fn bytes(&self) -> u64 {
         let pages = self.0.iter().flatten().map(|word| u64::from(word.count_ones()));

@@ -18,11 +18,13 @@ use crate::layout::Layout;
 
 mod copy;
 mod dirty;
+mod gate;
 mod mapping;
 mod pagemap;
 
 pub use copy::MemoryCopy;
 pub use dirty::DirtyPages;
+pub use gate::CopyGate;
 pub use pagemap::PageMap;
 
 /// The backing of guest memory.

@@ -14,6 +14,8 @@ use tonic::{Code, Status};
 use super::guest::elf;
 use super::rig::{self, Rig};
 
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A guest that prints the letters from a to p over and over. The number of the letter is in memory at 3 MiB.
 pub fn letters() -> Vec<u8> {
     let code = [
@@ -446,21 +448,31 @@ async fn a_save_of_what_changed_needs_a_copy_before() {
     let reset = live.save_rest(&mut rig).await;
     assert_eq!(refused(reset), not_copied);
 
-    // A copy that nobody waits for, and one that the machine's reset ends.
+    // A copy that nobody waits for.
     rig.client
         .resume(taken_back(PauseReason::Snapshot))
         .await
         .unwrap();
     let memory = Some(rig.send(&Saved::empty().memory).await);
     drop(rig.client.precopy(pb::PrecopyRequest { memory }).await.unwrap());
-    loop {
-        let memory = Some(rig.send(&Saved::empty().memory).await);
-        match rig.client.precopy(pb::PrecopyRequest { memory }).await {
-            Ok(_) => break,
-            Err(status) => assert_eq!(status.message(), "the VM's memory is being copied already"),
+    let again = async {
+        while let Err(status) = Saved::empty().precopy(&mut rig).await {
+            assert_eq!(status.message(), "the VM's memory is being copied already");
         }
-    }
+    };
+    tokio::time::timeout(PATIENCE, again).await.unwrap();
+    rig.client
+        .resume(taken_back(PauseReason::Snapshot))
+        .await
+        .unwrap();
+
+    // One that a reset ends: the copy takes longer than the call.
+    let memory = Some(rig.send(&Saved::empty().memory).await);
+    let passes = rig.client.precopy(pb::PrecopyRequest { memory }).await.unwrap();
     rig.client.reset(pb::ResetRequest {}).await.unwrap();
+    let outcome: Result<Vec<_>, Status> = passes.into_inner().collect().await;
+    let text = "the VM was reset, or ended, while its memory was copied";
+    assert_eq!(refused(outcome), text);
     rig.read_console(20).await;
 }
 

@@ -127,7 +127,7 @@ impl VhostFile {
     ) -> io::Result<()> {
         let backend = self.backend(mem);
         let features = (features | MODERN) & self.features;
-        // Without LOG_ALL: the kernel does not use the log of an earlier start any more.
+        // No queue is connected, so the kernel writes to no log now. Each ring gets its flags before it is connected.
         backend.set_features(features).map_err(os)?;
         let mut logs = self.logs();
         logs.given = logs.next.clone();

@@ -48,5 +48,9 @@ mod tests {
         assert_eq!(find(0x1ef0), None, "available ring");
         assert_eq!(find(0x1f80), None, "descriptors");
         assert_eq!(find(0x2000), Some(0x2128));
+
+        let queue = Driver::new(&mem, 0, 16, 0x1000).queue(true).queue;
+        let logged = rings(&mem.memory(), &queue, true).unwrap();
+        assert_eq!((logged.flags, logged.log_addr), (1, Some(0x1128)));
     }
 }

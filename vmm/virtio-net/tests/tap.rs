@@ -378,7 +378,7 @@ fn pages_of_received_frames_are_dirty(vhost: bool) {
     let mut guest = Guest::new(1, 0, vhost);
     let wire = Wire::new();
     let log = Arc::new(PageLog::new(16 << 20));
-    let mut receive = |guest: &mut Guest, seed| {
+    let receive = |guest: &mut Guest, seed| {
         let into = frame(MAC, 600, seed);
         wire.send([0; 10], &into);
         assert_eq!(guest.receive(0).1, into);

@@ -227,6 +227,7 @@ pub fn memory_is_saved_before_the_pause_on_request() {
     let mut source = f.start(vm(&f, "demo")).unwrap();
     let directory = dir(&f, "one");
     assert!(!save_live(&f, &source, &directory).unwrap().paused);
+    eventually("memory is copied", || source.said().contains("copies memory\n"));
     let mut clone = restore(&f, &directory, "demo2").unwrap();
     eventually("it has the state", || {
         clone

@@ -93,30 +93,32 @@ fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapat
     ctx.finish(ctx.husk(&["snapshot", "receiver", &text(&dir), "--live"]), SAVE)?
         .ok()?;
     // Without a VM the pod itself has the address, and would reset the connection.
-    let forward = |state| {
-        let port = node.outer(pod, "eth0");
-        node.run(&format!("ip link set dev {port} type bridge_slave state {state}"))
-    };
-    forward("0")?;
+    for words in [
+        "add table inet cut",
+        "add chain inet cut out { type filter hook output priority 0 ; }",
+        &format!("add rule inet cut out ip daddr {} drop", pod.address()),
+    ] {
+        node.run(&format!("nft {words}"))?;
+    }
     source.discard()?;
     ensure!(sender.ended()?.is_none(), "the file was sent before the snapshot");
     let netns = text(&pod.netns.path());
     let words = ["restore", &text(&dir), "--name", "receiver", "--netns", &netns];
     let restored = Vm::start_as(ctx, "receiver", datapath.husk(ctx, &words)?)?;
     datapath.check(&restored)?;
-    forward("3")?;
+    node.run("nft delete table inet cut")?;
     let shell = Shell::going_on(restored.console())?;
     let (status, said) = shell.run(
         "touch /tmp/fast; until [ -e /tmp/received ]; do sleep 0.2; done",
         SAVE,
     )?;
     ensure!(status == 0, "{said}");
-    let received = shell.ok("sha256sum < /tmp/file")?;
-    let mut sum = Command::new("sha256sum");
-    sum.arg(&file);
+    let received = shell.ok("wc -c < /tmp/file; sha256sum < /tmp/file")?;
+    let mut sum = Command::new("sh");
+    sum.args(["-c", "wc -c < $0; sha256sum < $0"]).arg(&file);
     let sent = ctx.finish(sum, PATIENCE)?.ok()?;
     ensure!(
-        received.split_whitespace().next() == sent.split_whitespace().next(),
+        received.split_whitespace().eq(sent.split_whitespace()),
         "the guest received {received}, but {sent} was sent"
     );
     restored.discard()?;

@@ -33,7 +33,8 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     vm.expect("# $")?;
     let whole = ctx.path("whole");
     let save = ["snapshot", "plain", &text(&whole), "--live", "--checksums"];
-    ctx.finish(ctx.husk(&save), SAVE)?.ok()?;
+    let said = ctx.finish(ctx.husk(&save), SAVE)?.ok()?;
+    expect_contains(&said, &["saving memory", "saving rest of memory"])?;
     let again = ctx.run(&["snapshot", "plain", &text(&whole)])?.fails(1)?;
     expect_contains(&again, &[&text(&whole), "empty"])?;
     let running = ctx.run(&["restore", &text(&whole)])?.fails(1)?;

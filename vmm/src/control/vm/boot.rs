@@ -69,7 +69,9 @@ impl Vm {
     /// Resets the machine and boots it again. Returns the exit if that ends the VM.
     pub(super) fn reset(&mut self, cause: &str) -> Option<VmExit> {
         self.reboot_until = None;
-        self.abort_precopy();
+        if self.stop_precopy() {
+            tracing::info!("the reset ends the copying of memory");
+        }
         let running = self.running.as_mut()?;
         if let Err(error) = running.machine.reset() {
             return Some(VmExit::error(error));

@@ -219,6 +219,7 @@ impl Vm {
     }
 
     fn end(mut self, mut exit: VmExit) -> EndedVm {
+        self.stop_precopy();
         let console = self.running.take().map(|mut running| {
             if let Err(error) = running.machine.stop()
                 && exit.reason == ExitReason::Poweroff
@@ -261,8 +262,12 @@ impl Vm {
             VmmCommand::Pause(reason, reply) => drop(reply.send(self.pause(reason))),
             VmmCommand::Resume(reason, reply) => drop(reply.send(self.resume(reason))),
             VmmCommand::StartPrecopy(reply) => drop(reply.send(self.start_precopy())),
-            VmmCommand::NextPass(reply) => drop(reply.send(self.next_pass())),
-            VmmCommand::EndPrecopy { complete, reply } => drop(reply.send(self.passes_ended(complete))),
+            VmmCommand::NextPass { gate, reply } => drop(reply.send(self.next_pass(gate))),
+            VmmCommand::EndPrecopy {
+                gate,
+                complete,
+                reply,
+            } => drop(reply.send(self.passes_ended(&gate, complete))),
             VmmCommand::Save { precopied, reply } => drop(reply.send(self.save(precopied))),
             VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
@@ -293,8 +298,10 @@ impl Vm {
                 let _ = reply.send(disks);
             }
             VmmCommand::AddNic(setup, slot, reply) => {
+                // Its vhost would not have the log.
                 let slot = self
-                    .machine_mut()
+                    .check_not_copied()
+                    .and_then(|()| self.machine_mut())
                     .and_then(|m| m.add_nic(*setup, slot).map_err(|e| nics::status(&e)));
                 let _ = reply.send(slot.map(u32::from));
             }

@@ -1,105 +1,80 @@
 //! Memory that is copied while the VM runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-use husk_proto::vmm::v1::State;
+use husk_proto::vmm::v1::{PauseReason, State};
 use tonic::Status;
 
 use super::{Vm, failed, wrong_state};
-use crate::control::precopy::{CopyPass, CopyPermit};
-use crate::ram::DirtyPages;
+use crate::control::precopy::CopyPass;
+use crate::machine::MachineError;
+use crate::ram::{CopyGate, DirtyPages};
 
-/// A copy of guest memory whose passes were not followed by a save yet.
+/// A copy of guest memory that no save has followed yet. Its gate identifies it.
 #[derive(Debug)]
 pub(super) struct Precopy {
-    /// Ends the pass.
-    stopped: Arc<AtomicBool>,
-    /// Disconnected when the last pass has ended.
-    pass: Receiver<()>,
+    gate: Arc<CopyGate>,
     /// No pass follows.
     complete: bool,
-}
-
-impl Precopy {
-    fn new() -> (Self, CopyPermit) {
-        let (stopped, (alive, pass)) = (Arc::<AtomicBool>::default(), channel());
-        let permit = CopyPermit {
-            stopped: stopped.clone(),
-            _alive: alive,
-        };
-        let complete = false;
-        (
-            Self {
-                stopped,
-                pass,
-                complete,
-            },
-            permit,
-        )
-    }
-
-    fn permit(&mut self) -> CopyPermit {
-        let (alive, pass) = channel();
-        self.pass = pass;
-        CopyPermit {
-            stopped: self.stopped.clone(),
-            _alive: alive,
-        }
-    }
-
-    /// Ends the pass, if there is one, and waits until nothing reads guest memory for it.
-    fn stop(self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        // Nothing is ever sent.
-        let _ = self.pass.recv();
-    }
 }
 
 impl Vm {
     /// Begins to log the pages that are written. Returns the first pass: all of memory.
     pub(super) fn start_precopy(&mut self) -> Result<CopyPass, Status> {
         self.check_not_saving()?;
-        if self.precopy.is_some() {
-            return Err(Status::failed_precondition(
-                "the VM's memory is being copied already",
-            ));
-        }
+        self.check_not_copied()?;
         if !matches!(self.state, State::Running | State::Paused) {
             return Err(wrong_state(self.state));
         }
-        let machine = self.machine_mut()?;
-        machine.start_log().map_err(failed)?;
-        let memory = machine.memory().clone();
-        let (precopy, permit) = Precopy::new();
-        self.precopy = Some(precopy);
+        let started = self.machine_mut()?.start_log();
+        started.map_err(|error| self.log_failed(&error))?;
+        let gate = Arc::<CopyGate>::default();
+        self.precopy = Some(Precopy {
+            gate: gate.clone(),
+            complete: false,
+        });
         Ok(CopyPass {
-            memory,
+            memory: self.machine()?.memory().clone(),
             written: None,
-            permit,
+            gate,
         })
     }
 
-    /// Returns the pages that were written since the last pass began.
-    pub(super) fn next_pass(&mut self) -> Result<CopyPass, Status> {
-        let (memory, written) = {
-            let machine = self.machine()?;
-            (machine.memory().clone(), machine.take_dirty().map_err(failed)?)
-        };
-        let precopy = self.precopy.as_mut().ok_or_else(ended)?;
+    /// Fails while memory is being copied, or its written pages are logged.
+    pub(super) fn check_not_copied(&self) -> Result<(), Status> {
+        match self.precopy {
+            None => Ok(()),
+            Some(_) => Err(Status::failed_precondition(
+                "the VM's memory is being copied already",
+            )),
+        }
+    }
+
+    /// The copy with this gate.
+    fn precopy_of(&mut self, gate: &Arc<CopyGate>) -> Option<&mut Precopy> {
+        self.precopy
+            .as_mut()
+            .filter(|precopy| Arc::ptr_eq(&precopy.gate, gate))
+    }
+
+    /// Returns the pages that were written since the last pass of the copy with this gate began.
+    pub(super) fn next_pass(&mut self, gate: Arc<CopyGate>) -> Result<CopyPass, Status> {
+        self.precopy_of(&gate).ok_or_else(ended)?;
+        let machine = self.machine()?;
         Ok(CopyPass {
-            memory,
-            written: Some(written),
-            permit: precopy.permit(),
+            memory: machine.memory().clone(),
+            written: Some(machine.take_dirty().map_err(failed)?),
+            gate,
         })
     }
 
-    /// The passes have ended.
-    pub(super) fn passes_ended(&mut self, complete: bool) -> Result<(), Status> {
-        match &mut self.precopy {
+    /// The passes of the copy with this gate have ended.
+    pub(super) fn passes_ended(&mut self, gate: &Arc<CopyGate>, complete: bool) -> Result<(), Status> {
+        match self.precopy_of(gate) {
             Some(precopy) if complete => precopy.complete = true,
-            _ => self.end_precopy()?,
+            Some(_) => self.end_precopy()?,
+            None if complete => return Err(ended()),
+            None => {}
         }
         Ok(())
     }
@@ -107,7 +82,7 @@ impl Vm {
     /// The pages that were written since the last pass began. Ends the log.
     pub(super) fn written_since_precopy(&mut self) -> Result<DirtyPages, Status> {
         let precopy = self.precopy.as_ref().ok_or_else(ended)?;
-        if !precopy.complete || precopy.pass.try_recv() == Err(TryRecvError::Empty) {
+        if !precopy.complete {
             return Err(Status::failed_precondition(
                 "the VM's memory is still being copied",
             ));
@@ -119,19 +94,31 @@ impl Vm {
 
     /// Ends the passes and the log, if there are any.
     pub(super) fn end_precopy(&mut self) -> Result<(), Status> {
-        let Some(precopy) = self.precopy.take() else {
+        if !self.stop_precopy() {
             return Ok(());
-        };
-        precopy.stop();
-        self.machine_mut()?.stop_log().map_err(failed)
+        }
+        let stopped = self.machine_mut()?.stop_log();
+        stopped.map_err(|error| self.log_failed(&error))
     }
 
-    /// Ends the passes before a reset, which ends the log.
-    pub(super) fn abort_precopy(&mut self) {
-        if let Some(precopy) = self.precopy.take() {
-            tracing::info!("a reset ends the copying of memory");
-            precopy.stop();
+    /// Ends the passes, before a reset or the end, which end the log. Nothing reads guest memory for them afterwards.
+    /// Returns false if there are none.
+    pub(super) fn stop_precopy(&mut self) -> bool {
+        let Some(precopy) = self.precopy.take() else {
+            return false;
+        };
+        precopy.gate.close();
+        true
+    }
+
+    /// An error of the log. If the machine did not run on, the VM is paused.
+    fn log_failed(&mut self, error: &MachineError) -> Status {
+        let paused = self.machine().is_ok_and(|machine| machine.is_paused());
+        if paused && self.state == State::Running {
+            self.pause_reasons.insert(PauseReason::Snapshot);
+            self.set_state(State::Paused);
         }
+        failed(error)
     }
 }
 

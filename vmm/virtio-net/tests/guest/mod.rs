@@ -11,6 +11,7 @@ use husk_devices::page_log::PageLog;
 use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use husk_virtio_net::{Mac, Net, NetHandle, NetSetup, QueuePair};
+use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
 use crate::wire::{ETHERTYPE, PATIENCE, tap};
@@ -150,13 +151,17 @@ impl Guest {
         self.activate(queues);
     }
 
-    /// True if the buffer of the last frame is dirty: in `log` with vhost, in the bitmap of the memory without.
+    /// True if the buffer of the last frame and the used ring are dirty: in `log` with vhost, in the bitmap of the memory
+    /// without.
     pub fn received_is_dirty(&self, log: &PageLog) -> bool {
         let page = self.received_at / 4096;
         if self.vhost {
             let mut pages = vec![0; END / 4096 / 64];
             log.take(0, &mut pages);
-            return pages[(page / 64) as usize] >> (page % 64) & 1 != 0;
+            let used = self.receive[0].queue(true).queue.used_ring() / 4096;
+            let [buffer, ring] = [page, used].map(|page| pages[(page / 64) as usize] >> (page % 64) & 1 != 0);
+            assert_eq!(buffer, ring, "both or neither");
+            return buffer;
         }
         let mem = self.mem.memory();
         let region = mem.iter().next().unwrap();

@@ -120,14 +120,14 @@ impl SnapshotJob {
     pub(super) async fn run(mut self) -> Option<SnapshotDir> {
         let progress = self.progress.clone();
         let directory = self.order.directory.display().to_string();
-        let mut paused = false;
+        let mut held = false;
         let made = tokio::select! {
-            made = self.make(&mut paused) => made,
+            made = self.make(&mut held) => made,
             () = progress.closed() => Err(VmError::unavailable("the client is gone")),
         };
         // From here on it is not given up: the VM may not go on without its knowledge.
         let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside)));
-        if paused {
+        if held {
             self.release().await;
         }
         match made {
@@ -147,12 +147,17 @@ impl SnapshotJob {
         }
     }
 
-    /// Sets `paused` while the VM is paused for it.
-    async fn make(&mut self, paused: &mut bool) -> Result<Made, VmError> {
+    /// Sets `held` while the VM is paused for it, or its written pages are logged.
+    async fn make(&mut self, held: &mut bool) -> Result<Made, VmError> {
         let (_disks_stay, mut set) = self.sources.disks.hold().await?;
         let (_interfaces_stay, interfaces) = self.sources.interfaces.hold().await?;
         record_interfaces(&mut set.plan, &self.sources.interfaces.list());
         let plan = set.plan.clone();
+        if plan.vhost_vsock_cid.is_some() {
+            // The VMM would refuse it too, but a live save has copied all memory by then.
+            let text = "spec.domain.devices.autoattachVSOCK: a VM with vhost-vsock cannot be saved";
+            return Err(VmError::wrong_state(text));
+        }
         let PreparedFiles {
             new,
             copies,
@@ -161,10 +166,10 @@ impl SnapshotJob {
             checksums,
         } = self.prepare(set).await?;
 
+        *held = true;
         if self.order.live {
             self.precopy(&memory).await?;
         }
-        *paused = true;
         self.pause(PauseReason::Snapshot).await?;
         self.save(&state, &memory).await?;
         let outside = copies.written_outside();
@@ -172,7 +177,7 @@ impl SnapshotJob {
         if self.order.resume {
             // All that the guest can change has been copied.
             self.resume().await?;
-            *paused = false;
+            *held = false;
         }
 
         let synced = blocking(move || {

@@ -34,6 +34,7 @@ impl Fake {
         let mut memory = self.take(&request.memory.unwrap()).await?;
         assert_eq!(memory.metadata()?.len(), 0);
         assert!(self.guest.lock().unwrap().pauses.is_empty());
+        self.say("copies memory\n");
         memory.write_all(b"before")?;
         let (sender, progress) = mpsc::channel(2);
         let ended = match has(&self.name(), "reboots") {

@@ -1,0 +1,52 @@
+//! Ends the reading of guest memory by threads that copy it.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+/// Passed for each read of guest memory by a copy that goes on while the VM runs. Once it is closed, nobody reads.
+#[derive(Debug, Default)]
+pub struct CopyGate(RwLock<bool>);
+
+impl CopyGate {
+    /// Begins a read, which lasts as long as the result lives; `None` if the gate is closed.
+    pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        let closed = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        (!*closed).then_some(closed)
+    }
+
+    /// Closes the gate. Returns when the reads under way have ended: they copy from memory to memory.
+    pub fn close(&self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// True once it is closed.
+    pub fn is_closed(&self) -> bool {
+        *self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn closing_waits_for_reads_and_prevents_more() {
+        let gate = CopyGate::default();
+        let reading = gate.enter().unwrap();
+        let (closed, news) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                gate.close();
+                closed.send(()).unwrap();
+            });
+            let early = news.recv_timeout(Duration::from_millis(100));
+            assert_eq!(early, Err(RecvTimeoutError::Timeout));
+            drop(reading);
+            news.recv().unwrap();
+        });
+        assert!(gate.is_closed() && gate.enter().is_none());
+    }
+}
