@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 const VM: &str = "husk@";
 const IMPORT: &str = "husk-import@";
 /// Properties of a [`Unit`].
-const PROPERTIES: &str = "--property=Id,ActiveState,StatusText,UnitFileState,MainPID";
+const PROPERTIES: &str = "--property=Id,ActiveState,StatusText,UnitFileState,MainPID,Job";
 
 /// The systemd manager of the user.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,8 @@ pub(crate) struct Unit {
     pub enabled: bool,
     /// `MainPID`; `0` if none runs.
     pub pid: String,
+    /// systemd has a job for it: it will start, or stop. A unit that is restarted is inactive for a moment.
+    pub has_job: bool,
 }
 
 impl Unit {
@@ -237,6 +239,7 @@ impl Units {
                 text: field("StatusText").to_owned(),
                 enabled: field("UnitFileState").starts_with("enabled"),
                 pid: field("MainPID").to_owned(),
+                has_job: !matches!(field("Job"), "" | "0"),
             };
             let id = field("Id").strip_suffix(".service").unwrap_or_default();
             // The longer prefix does not begin with the shorter one.
@@ -265,13 +268,13 @@ mod tests {
         let text = "Id=husk@default:demo.service\nActiveState=active\nSubState=running\n\
                     StatusText=Running: a=b\nResult=success\nUnitFileState=enabled\n\n\
                     Id=husk-import@a-b:c.service\nActiveState=failed\nSubState=failed\nStatusText=\nResult=exit-code\n\
-                    UnitFileState=transient\n\nId=husk@broken.service\nActiveState=inactive\n";
+                    UnitFileState=transient\nJob=4711\n\nId=husk@broken.service\nActiveState=inactive\n";
         let units = Units::parse(text);
         let demo = &units.vms[&"demo".parse().unwrap()];
-        assert!(demo.runs() && demo.enabled);
+        assert!(demo.runs() && demo.enabled && !demo.has_job);
         assert_eq!(demo.text, "Running: a=b");
         let import = &units.imports[&"a-b/c".parse().unwrap()];
-        assert!(!import.runs() && !import.enabled);
+        assert!(!import.runs() && !import.enabled && import.has_job);
         assert_eq!((units.vms.len(), units.imports.len()), (1, 1));
     }
 

@@ -8,7 +8,7 @@ use husk_monitor::state::RuntimeDir;
 use husk_objects::{Key, Kind};
 
 use crate::failure::{Failure, RUNTIME, one_line};
-use crate::machine::systemd::Systemd;
+use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::{Machine, phase, status};
 use crate::vm_ref::VmRef;
 use crate::{live_vm, vm_view};
@@ -97,7 +97,7 @@ impl Waits {
                     Some((_, unit)) if self.restarts.get(name) == Some(&unit.pid) => {
                         Step::Busy("shutting down".to_owned())
                     }
-                    Some((status, unit)) => start_step(&status, &unit.active),
+                    Some((status, unit)) => start_step(&status, &unit),
                 };
                 look(name, step)
             });
@@ -139,7 +139,9 @@ impl Waits {
 }
 
 /// The progress of a VM that starts.
-fn start_step(status: &status::VmStatus, active: &str) -> Step {
+fn start_step(status: &status::VmStatus, unit: &Unit) -> Step {
+    // With a job it is between its end and its next start.
+    let active = if unit.has_job { "" } else { unit.active.as_str() };
     match status.printable.as_str() {
         "Running" | "Paused" => Step::Done(status.printable.to_ascii_lowercase()),
         "Stopped" if active == "failed" => Step::Failed(match status.message.as_str() {
@@ -210,5 +212,30 @@ impl Lines {
         }
         self.on_screen = self.shown.len();
         let _ = std::io::stderr().flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_between_its_end_and_its_next_start_is_waited_for() {
+        let status = status::VmStatus {
+            printable: "Stopped".to_owned(),
+            phase: None,
+            ready: false,
+            message: String::new(),
+        };
+        let step = |has_job| {
+            let unit = Unit {
+                active: "inactive".to_owned(),
+                has_job,
+                ..Unit::default()
+            };
+            start_step(&status, &unit)
+        };
+        assert!(matches!(step(true), Step::Busy(text) if text == "starting"));
+        assert!(matches!(step(false), Step::Done(text) if text == "has ended"));
     }
 }
