@@ -14,8 +14,8 @@ use crate::vm_ref::VmRef;
 
 /// Save a VM with its memory into a directory, from which `husk restore` continues it
 ///
-/// The VM is paused while it is saved, and stays paused unless --resume is given. With --live it is paused at the end only. If the command fails or is interrupted,
-/// the VM goes on as before, and what was written is removed.
+/// The VM is paused while it is saved, and stays paused unless --resume is given. With --live it is paused at the end
+/// only. If the command fails or is interrupted, the VM goes on as before, and what was written is removed.
 ///
 /// Overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone travel in the snapshot. Images that
 /// are only read must stay where they are. A writable image of a persistentVolumeClaim, dataVolume or hostDisk travels if

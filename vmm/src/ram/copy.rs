@@ -131,8 +131,8 @@ impl MemoryCopy {
         self.bytes
     }
 
-    /// Copies pieces until no piece is left, the gate is closed, or `go_on` returns false. It is called with the bytes of each piece that
-    /// was copied.
+    /// Copies pieces until no piece is left, the gate is closed, or `go_on` returns false. It is called with the bytes of
+    /// each piece that was copied.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -217,7 +217,7 @@ fn is_zero(block: &[u8]) -> bool {
     lines.all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// What is done with blocks of zeros.
+/// How [`write_sparse`] treats blocks of zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Zeros {
     /// Nothing: the file has only zeros.

@@ -115,7 +115,7 @@ pub struct GuestRam {
     backing: MemoryBacking,
     /// KVM's memory slots, in the order of the regions.
     slots: Vec<kvm_userspace_memory_region>,
-    /// What vhost writes, while dirty pages are logged.
+    /// Pages that vhost has written. `None` unless dirty pages are logged.
     log: Option<Arc<PageLog>>,
 }
 

@@ -432,7 +432,7 @@ async fn a_save_of_what_changed_needs_a_copy_before() {
     // A snapshot that is given up.
     live.precopy(&mut rig).await.unwrap();
     let second = Saved::empty().precopy(&mut rig).await;
-    assert_eq!(refused(second), "the VM's memory is being copied already");
+    assert_eq!(refused(second), "the VM's memory is being copied for a snapshot");
     rig.client
         .resume(taken_back(PauseReason::Snapshot))
         .await
@@ -457,7 +457,7 @@ async fn a_save_of_what_changed_needs_a_copy_before() {
     drop(rig.client.precopy(pb::PrecopyRequest { memory }).await.unwrap());
     let again = async {
         while let Err(status) = Saved::empty().precopy(&mut rig).await {
-            assert_eq!(status.message(), "the VM's memory is being copied already");
+            assert_eq!(status.message(), "the VM's memory is being copied for a snapshot");
         }
     };
     tokio::time::timeout(PATIENCE, again).await.unwrap();

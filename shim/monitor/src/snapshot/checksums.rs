@@ -1,8 +1,8 @@
 //! Checksums of the files of a snapshot, by which damage is found.
 //!
 //! The file `checksums` has the SHA-256 digest of each chunk of 1 MiB of each file, in the order of the description. The
-//! description has the digest of `checksums` itself. Checksums find damage, and do not stop an attacker: whoever can
-//! change the files can change their checksums too.
+//! description has the digest of `checksums` itself. Checksums show damage. They do not stop an
+//! attacker, who can change them too.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};

@@ -44,11 +44,12 @@ pub(super) struct ChunkedFile<'a> {
     pub(super) bytes: u64,
 }
 
-/// Whether the caller needs more batches.
+/// The receiver of a batch of digests answers if it takes more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterBatch {
+    /// It takes the next batch.
     GoOn,
-    /// It needs none behind this one.
+    /// It takes no more.
     End,
 }
 

@@ -45,7 +45,7 @@ impl Vm {
         match self.precopy {
             None => Ok(()),
             Some(_) => Err(Status::failed_precondition(
-                "the VM's memory is being copied already",
+                "the VM's memory is being copied for a snapshot",
             )),
         }
     }
