@@ -81,7 +81,6 @@ pub const DEFAULT: &[Case] = &[
     killed::MONITOR,
     killed::COMMAND,
     network::masquerade::CASE,
-    network::standalone::CASE,
     shim::killed::ONE,
     shim::launcher::CASE,
     full_disk::RUNTIME_DIR,
@@ -104,6 +103,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `stop-grace` | `stop`; tests of `husk-monitor` with a VMM of its own |
 /// | `watchdog` | payload tests of `husk-vmm` with a guest of a few instructions |
 /// | `downward-metrics` | tests of the port and the disk in `husk-monitor` |
+/// | `net-standalone` | `demo`, with one such VM; `net-masquerade` |
 /// | `net-link-local`, `net-hotplug` | `net-masquerade`; tests of `husk-network` and of plugged NICs in `husk-vmm` |
 /// | `shim-pod-1.7` | `shim-launcher`, on containerd 2.1; `shim-killed` |
 /// | `registry` | `apply`, which pulls from a registry |
@@ -148,6 +148,7 @@ pub const FULL: &[Case] = &[
     stop::GRACE,
     watchdog::CASE,
     downward_metrics::CASE,
+    network::standalone::CASE,
     network::link_local::CASE,
     network::hotplug::CASE,
     shim::pod::ON_1_7,
