@@ -29,6 +29,10 @@ const COUNTS: u64 = 1 << 26;
 
 const ENCRYPTION: u32 = 0x0537_be77;
 const DATA_FILE: u32 = 0x4441_5441;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+
+/// Bytes of an entry of the table of feature names.
+const FEATURE_NAME: usize = 48;
 
 /// Host offset in an entry of an L1 or L2 table: bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -352,6 +356,10 @@ fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
             0 => return Ok(()),
             DATA_FILE => return Err(refused("it names a data file")),
             ENCRYPTION => return Err(refused("it is encrypted")),
+            // imago panics.
+            FEATURE_NAMES if !len.is_multiple_of(FEATURE_NAME) => {
+                return Err(refused("its table of feature names is cut off"));
+            }
             _ => {}
         }
         let Some(content) = fits(at + 8, len, end) else {

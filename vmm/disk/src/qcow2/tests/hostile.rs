@@ -47,11 +47,15 @@ fn refusals_name_the_reason() {
     data_file[..4].copy_from_slice(b"DATA");
     data_file[7] = 5;
     data_file[8..13].copy_from_slice(b"other");
-    let cases: [(Edits<'_>, &str); 24] = [
+    let mut names = [0; 64];
+    names[..4].copy_from_slice(&0x6803_f857u32.to_be_bytes());
+    names[7] = 49;
+    let cases: [(Edits<'_>, &str); 25] = [
         (&[(0, b"RAWS")], "not a qcow2 image"),
         (&[(4, &4u32.to_be_bytes())], "version 4"),
         (&[(8, &500u64.to_be_bytes()), (19, &[5])], "backing file"),
         (&[(104, &data_file)], "data file"),
+        (&[(104, &names)], "feature names"),
         (&[(104, &[5, 0x37, 0xbe, 0x77, 0, 0, 0, 0])], "encrypted"),
         (&[(32, &2u32.to_be_bytes())], "encrypted"),
         (&[(72, &1u64.to_be_bytes())], "dirty"),
