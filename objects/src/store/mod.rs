@@ -157,19 +157,23 @@ impl ObjectStore {
             Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => None,
             Err(error) => return Err(error),
         };
+        let path = self.file(&key);
         let new = complete(manifest, &key, before.as_ref());
+        // As it will be read: without null values, which a manifest may have.
+        let object = StoredObject::parse(key.clone(), &path, &text(&path, &new)?)?;
         let outcome = match &before {
             None => Outcome::Created,
-            Some(before) if *before.value() == new => Outcome::Unchanged,
-            Some(before) if before.value()["immutable"] == true && changes_data(before.value(), &new) => {
+            Some(before) if before.value() == object.value() => Outcome::Unchanged,
+            Some(before)
+                if before.value()["immutable"] == true && changes_data(before.value(), object.value()) =>
+            {
                 return Err(ObjectError::Immutable(key));
             }
             Some(_) => Outcome::Configured,
         };
-        let path = self.file(&key);
         Ok(Applied {
             outcome,
-            object: StoredObject::parse(key, &path, &text(&path, &new)?)?,
+            object,
             before: before.map(|before| before.object.value),
         })
     }

@@ -43,6 +43,18 @@ fn an_object_is_created_configured_and_unchanged() {
 }
 
 #[test]
+fn null_values_do_not_change_an_object() {
+    let (_folder, store) = store();
+    let mut object = vm("Halted");
+    object["spec"]["template"]["spec"]["hostname"] = Value::Null;
+    let created = store.apply(&object).expect("applied");
+    assert_eq!(created.outcome, Outcome::Created);
+    let again = store.apply(&object).expect("applied");
+    assert_eq!(again.outcome, Outcome::Unchanged);
+    assert_eq!(again.object, created.object);
+}
+
+#[test]
 fn what_is_exported_from_a_cluster_is_taken_without_its_state() {
     let (_folder, store) = store();
     let mut object = vm("Halted");
