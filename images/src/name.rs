@@ -57,7 +57,11 @@ impl FromStr for ImageName {
         };
         // KubeVirt's users write containerDisks without a scheme, but DataVolumes with this one.
         let plain = text.strip_prefix("docker://").unwrap_or(text);
-        let reference = Reference::from_str(plain).map_err(|error| invalid(error.to_string()))?;
+        let parse = |text: &str| Reference::from_str(text).map_err(|error| invalid(error.to_string()));
+        let reference = parse(plain)?;
+        // A first part with capital letters, such as `Team/disk`, passes as a host, but becomes part of a repository,
+        // which cannot have any.
+        parse(&reference.to_string())?;
         let fixed = reference.digest().is_some() || reference.tag().is_some_and(|tag| tag != "latest");
         Ok(ImageName { reference, fixed })
     }
@@ -122,7 +126,16 @@ mod tests {
             let name: ImageName = text.parse().unwrap();
             assert_eq!((name.to_string().as_str(), name.default_policy()), (full, policy));
         }
-        for bad in ["", "A", "a b", "a:b:c", "a@sha256:1", "-", &"a/".repeat(200)] {
+        for bad in [
+            "",
+            "A",
+            "a b",
+            "a:b:c",
+            "a@sha256:1",
+            "-",
+            "Team/disk",
+            &"a/".repeat(200),
+        ] {
             assert!(bad.parse::<ImageName>().is_err(), "{bad}");
         }
     }
