@@ -7,36 +7,24 @@
 //!   ▲── pod.sock ── monitoring: health, metrics ◀── HTTP over TLS ── kubelet, Prometheus
 //! ```
 
-mod device_plugin;
-mod event;
-mod monitoring;
-mod node;
-mod rest;
-mod service;
-#[cfg(test)]
-mod testing;
-mod vmi;
-mod watching;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use husk_agent::device_plugin::{DevicePlugin, node_devices};
+use husk_agent::event::EventSender;
+use husk_agent::monitoring::{self, Readiness};
+use husk_agent::node::{LauncherPods, NodeActor, NodeShim, Present};
+use husk_agent::rest::{self, VsockCertificateDir};
+use husk_agent::service::CertificateFiles;
+use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
-
-use device_plugin::{DevicePlugin, node_devices};
-use event::EventSender;
-use monitoring::Readiness;
-use node::{LauncherPods, NodeActor, NodeShim, Present};
-use rest::VsockCertificateDir;
-use service::CertificateFiles;
-use vmi::{PodsDir, RuntimeDir, VmiController};
 
 /// Root directory of the node. The agent is in the node's PID namespace.
 const NODE_ROOT: &str = "/proc/1/root";

@@ -4,6 +4,8 @@
 
 mod console;
 mod guest;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod vsock;
 
 use std::sync::Arc;

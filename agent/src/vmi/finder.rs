@@ -70,6 +70,34 @@ impl VmiFinder {
         (finder, channels)
     }
 
+    /// A finder of one VM, with this channel to its shim. Must be called on a tokio runtime.
+    #[cfg(feature = "testing")]
+    pub fn of_one(vmi: Vmi, shim: Channel) -> VmiFinder {
+        let (finder, mut channels) = VmiFinder::new();
+        let vmi = Arc::new(vmi);
+        tokio::spawn(async move {
+            while let Some(query) = channels.queries.recv().await {
+                let vm = RunningVm {
+                    vmi: vmi.clone(),
+                    client: PodClient::new(shim.clone()),
+                    guest: GuestClient::new(shim.clone()),
+                };
+                match query {
+                    Query::Find {
+                        namespace,
+                        name,
+                        reply,
+                    } => {
+                        let is_it = namespace == vmi.namespace() && name == vmi.name();
+                        let _ = reply.send(is_it.then_some(vm));
+                    }
+                    Query::All(reply) => drop(reply.send(vec![vm])),
+                }
+            }
+        });
+        finder
+    }
+
     /// True once the VMIs of the node have been listed.
     pub fn listed(&self) -> watch::Receiver<bool> {
         self.listed.clone()
