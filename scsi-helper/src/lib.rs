@@ -14,4 +14,6 @@ pub use allowed_commands::{HelperPolicy, PRIVILEGED_OPCODES};
 pub use client::PrivilegedScsiClient;
 pub use protocol::MAX_DATA;
 pub use server::PrivilegedScsiServer;
+#[cfg(feature = "testing")]
+pub use server::respond;
 pub use sg_io::{DataBuffer, ScsiCompletion, execute, is_scsi, max_sectors};

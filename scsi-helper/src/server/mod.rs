@@ -45,7 +45,7 @@ impl<D: AsFd> PrivilegedScsiServer<D> {
 }
 
 /// Executes the request in a message with `execute` if it is allowed. Returns the response.
-fn respond(
+pub fn respond(
     message: &[u8],
     policy: HelperPolicy,
     execute: impl FnOnce(&[u8], DataBuffer<'_>, Duration) -> io::Result<ScsiCompletion>,

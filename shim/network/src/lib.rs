@@ -32,6 +32,8 @@ mod saved_teardown;
 mod standalone;
 mod sysctl;
 mod tap;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use counters::{GuestCounters, LinkCounters, tap_counters};
 pub use device_names::{DeviceNames, PRIMARY_NIC, secondary_nic};

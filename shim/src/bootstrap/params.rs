@@ -41,7 +41,11 @@ impl Params {
         Params::parse(&input, flags, env::var(TTRPC_ADDRESS).ok())
     }
 
-    fn parse(input: &[u8], flags: &Flags, ttrpc_address: Option<String>) -> Result<Params, String> {
+    pub(super) fn parse(
+        input: &[u8],
+        flags: &Flags,
+        ttrpc_address: Option<String>,
+    ) -> Result<Params, String> {
         let message = BootstrapParams::parse_from_bytes(input).ok();
         // Older versions send the runtime's options, which also parse as such a message, but with other names.
         let message =

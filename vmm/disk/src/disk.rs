@@ -286,7 +286,7 @@ impl Drop for Attachment {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl Disk {
     /// A disk with this geometry and no image.
     pub(crate) fn made_up(geometry: Geometry, policy: ErrorPolicy) -> Self {
@@ -297,6 +297,7 @@ impl Disk {
         )
     }
 
+    #[cfg(test)]
     pub(crate) fn set_size(&self, size: u64) {
         self.0.size.store(size, Ordering::Relaxed);
     }

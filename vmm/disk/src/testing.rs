@@ -1,14 +1,17 @@
-//! An engine whose system calls a test completes, for the tests of its users.
+//! An engine whose system calls a test completes, for the tests of its users, and one whose calls to a qcow2 image are
+//! made on the calling thread, for fuzzing.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::Engine;
 use crate::io_backend::{IoBackend, IoCall, IovecList};
+use crate::qcow2::ImageContent;
+use crate::{Disk, DiskId, DiskOptions, Engine, Extent, ImageFormat};
 
 /// A system call that an engine started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,5 +208,123 @@ impl IoBackend for Scripted {
 impl Drop for Scripted {
     fn drop(&mut self) {
         self.script.state().dropped = true;
+    }
+}
+
+/// An open qcow2 image without threads.
+#[derive(Clone, Debug)]
+pub struct InlineImage {
+    content: Arc<ImageContent>,
+    options: DiskOptions,
+}
+
+impl InlineImage {
+    /// See [`Disk::open_qcow2`].
+    ///
+    /// # Errors
+    /// As [`Disk::open_qcow2`].
+    pub fn open(
+        image: OwnedFd,
+        base: Option<(OwnedFd, ImageFormat)>,
+        options: DiskOptions,
+    ) -> io::Result<Self> {
+        let base = base.map(|(fd, format)| (File::from(fd), format));
+        let content = Arc::new(ImageContent::open(File::from(image), base, options)?);
+        Ok(Self { content, options })
+    }
+
+    /// Size of the disk in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.content.geometry().size
+    }
+
+    /// Fills `buf` from byte `offset` of the disk.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the range is not on the disk. Else the image is damaged, or the kernel's error.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        match offset.checked_add(buf.len() as u64) {
+            Some(end) if end <= self.size() => self.content.read(offset, buf),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// The extent that begins at byte `offset`, which is on the disk.
+    ///
+    /// # Errors
+    /// The image is damaged, or the kernel's error.
+    pub fn extent(&self, offset: u64) -> io::Result<Extent> {
+        self.content.extent(offset)
+    }
+
+    /// An engine that serves the image on the thread that calls it.
+    ///
+    /// # Errors
+    /// The kernel has no eventfd.
+    pub fn engine(&self, depth: u16) -> io::Result<(Engine, DiskId)> {
+        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        // Readable for ever: no call takes longer than its submission.
+        event.write(1)?;
+        let inline = Inline {
+            content: Arc::clone(&self.content),
+            pushed: Vec::new(),
+            done: VecDeque::new(),
+            event,
+        };
+        let mut engine = Engine::with_backend(Box::new(inline), depth);
+        let disk = Disk::made_up(self.content.geometry(), self.options.error_policy);
+        let id = engine.attach(&disk)?;
+        Ok((engine, id))
+    }
+}
+
+/// The backend of that engine.
+#[derive(Debug)]
+struct Inline {
+    content: Arc<ImageContent>,
+    pushed: Vec<(u16, IoCall)>,
+    done: VecDeque<(u16, i32)>,
+    event: EventFd,
+}
+
+impl IoBackend for Inline {
+    fn max_files(&self) -> u32 {
+        1
+    }
+
+    fn attach(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach(&mut self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn push(&mut self, tag: u16, _: u32, call: IoCall) {
+        self.pushed.push((tag, call));
+    }
+
+    fn submit(&mut self) -> io::Result<bool> {
+        let any = !self.pushed.is_empty();
+        for (tag, call) in self.pushed.drain(..) {
+            // SAFETY: by the contract of `push`, the call's memory is valid until its result is popped.
+            let result = unsafe { self.content.perform(call) };
+            self.done.push_back((tag, result));
+        }
+        Ok(any)
+    }
+
+    fn pop(&mut self) -> Option<(u16, i32)> {
+        self.done.pop_front()
+    }
+
+    fn running(&self) -> usize {
+        self.done.len()
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the event stays open as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.event.as_raw_fd()) }
     }
 }

@@ -32,7 +32,11 @@ const BLS_DIRECTORIES: [&str; 2] = ["/loader/entries", "/boot/loader/entries"];
 /// # Errors
 /// [`FindError`] lists the content of each partition and what was missing.
 pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
-    let whole = Extent::whole(Arc::clone(&disk), Budget::new(BUDGET));
+    find_within(disk, BUDGET)
+}
+
+pub(crate) fn find_within(disk: Arc<dyn ReadAt>, budget: u64) -> Result<BootEntry, FindError> {
+    let whole = Extent::whole(Arc::clone(&disk), Budget::new(budget));
     let opened = PartitionedDisk::open(&whole);
     let mut attempts = Vec::new();
     let found = candidates(&opened)

@@ -30,6 +30,8 @@ mod pattern;
 mod probe;
 mod selected_entry;
 mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod volume;
 
 pub use entry::{BootEntry, BootFiles, ReadError};

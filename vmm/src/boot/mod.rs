@@ -60,6 +60,29 @@ pub struct LoadedKernel {
 
 /// Loads the kernel of `source` into `mem`.
 pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
+    load_with(source, mem, layout, kaslr_seed)
+}
+
+/// As [`load`], with these random numbers for the physical and the virtual base address.
+///
+/// # Errors
+/// As [`load`].
+#[cfg(feature = "testing")]
+pub fn load_with_seed(
+    source: &KernelSource,
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    seed: [u64; 2],
+) -> Result<LoadedKernel, BootError> {
+    load_with(source, mem, layout, || Ok(seed))
+}
+
+fn load_with(
+    source: &KernelSource,
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    seed: impl FnOnce() -> Result<vmlinux::KaslrSeed, BootError>,
+) -> Result<LoadedKernel, BootError> {
     let payload = match source {
         KernelSource::Kernel {
             kernel,
@@ -68,7 +91,7 @@ pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Resul
         } => direct(kernel, initrd.as_ref(), command_line)?,
         KernelSource::Disks { disks, append } => image::find(disks, append)?,
     };
-    place(payload, mem, layout)
+    place(payload, mem, layout, seed)
 }
 
 fn file_size(file: &File, what: &str) -> Result<u64, BootError> {
@@ -129,7 +152,12 @@ fn read_into(mut file: &File, mem: &GuestMemMmap, at: GuestAddress, size: u64) -
     Ok(())
 }
 
-fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
+fn place(
+    payload: BootPayload<'_>,
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    seed: impl FnOnce() -> Result<vmlinux::KaslrSeed, BootError>,
+) -> Result<LoadedKernel, BootError> {
     let BootPayload {
         kernel,
         initrd,
@@ -170,7 +198,7 @@ fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Resul
     let entry = if let Some(mut header) = loaded.setup_header {
         let limit = initrd.map_or(layout.low_ram_end(), |(at, _)| at);
         let kaslr = command_line::kaslr(&command_line);
-        let (load, seed) = (loaded.kernel_load.0, kaslr_seed()?);
+        let (load, seed) = (loaded.kernel_load.0, seed()?);
         // SAFETY: the machine is loading: no vCPU runs, every device is reset, and only this thread has the memory.
         let unpacked = unsafe { ram::exclusive(mem) }
             .and_then(|low| vmlinux::unpack(low, load, limit, kaslr, seed, &mut header));

@@ -20,4 +20,6 @@ mod vm;
 mod vsock;
 
 pub use connection::run;
+#[cfg(feature = "testing")]
+pub use saved::SavedVm;
 pub use vm::VmExit;

@@ -56,7 +56,7 @@ impl SavedVm {
     ///
     /// # Errors
     /// It has another version, or is damaged.
-    fn parse(document: &[u8]) -> Result<Self, String> {
+    pub fn parse(document: &[u8]) -> Result<Self, String> {
         let Versioned { version } = serde_json::from_slice(document).map_err(|e| e.to_string())?;
         if version != VERSION {
             return Err(format!(

@@ -21,6 +21,8 @@ mod rx;
 mod rx_buffers;
 mod state;
 mod tap;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tx;
 mod tx_coalescing;
 mod used_batch;

@@ -81,7 +81,7 @@ pub(crate) struct Tap {
     fd: OwnedFd,
     attached: AtomicBool,
     /// A socket in place of a tap: it has frames but no settings.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     fake: bool,
 }
 
@@ -100,7 +100,7 @@ impl Tap {
         let tap = Self {
             fd,
             attached: AtomicBool::new(true),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             fake: false,
         };
         let mut request = interface_request(0);
@@ -130,7 +130,7 @@ impl Tap {
     }
 
     /// A fake tap: frames with their headers on a socket.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn fake(fd: OwnedFd) -> Self {
         let attached = AtomicBool::new(true);
         let tap = Self {
@@ -147,9 +147,9 @@ impl Tap {
     }
 
     fn is_fake(&self) -> bool {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testing"))]
         return self.fake;
-        #[cfg(not(test))]
+        #[cfg(not(any(test, feature = "testing")))]
         false
     }
 

@@ -42,6 +42,8 @@ mod status_stream;
 mod stdio;
 mod supervisor;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod vm;
 mod vm_config;
 mod vm_error;

@@ -118,8 +118,11 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Snapshot {
-    /// Parses and checks a description.
-    pub(super) fn parse(text: &[u8], directory: &Path) -> Result<Snapshot, SnapshotError> {
+    /// Parses and checks a description. `directory` is for errors.
+    ///
+    /// # Errors
+    /// It is damaged, of another version of the format, or of a VM that cannot exist.
+    pub fn parse(text: &[u8], directory: &Path) -> Result<Snapshot, SnapshotError> {
         let invalid = |reason: String| SnapshotError::invalid(directory, reason);
         let document: Value = serde_json::from_slice(text).map_err(|error| invalid(error.to_string()))?;
         let version = document.get("version").and_then(Value::as_u64);

@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tokio::io::{AsyncReadExt, BufReader};
-use tokio::process::ChildStderr;
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 use tokio::time::Instant;
 use tracing::{debug, error, info, trace, warn};
 
@@ -18,7 +17,7 @@ const LINES: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(5);
 
 /// Logs lines until the pipe closes. Returns the last error among them.
-pub(super) async fn relay(stderr: Option<ChildStderr>) -> Option<String> {
+pub(super) async fn relay(stderr: Option<impl AsyncRead + Unpin>) -> Option<String> {
     let mut stderr = BufReader::new(stderr?);
     let mut lines = Lines::default();
     let mut last_error = None;

@@ -7,6 +7,8 @@ mod error;
 mod exit;
 mod log;
 mod placement;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod vmm_program;
 
 use std::env;

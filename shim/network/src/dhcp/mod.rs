@@ -10,6 +10,8 @@ mod options;
 mod resolv_conf;
 mod router_advert;
 mod socket;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod v4;
 mod v6;
 
@@ -222,27 +224,31 @@ impl DhcpTask {
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; 2048];
         let (_, length) = recv(socket, &mut buffer[..], RecvFlags::TRUNC)?;
-        let lease = self.v4.lease();
-        let asked = buffer.get(..length).and_then(frame::to_server);
-        let Some(answer) = asked
-            .filter(|(source, _)| *source == lease.mac)
-            .and_then(|(_, packet)| self.v4.answer(packet))
-        else {
-            return Ok(());
-        };
-        let from = (self.bridge_mac, lease.server);
-        if let Some(frame) = frame::to_client(from, (lease.mac, answer.to), &answer.packet) {
+        let answer = buffer
+            .get(..length)
+            .and_then(|frame| reply(&self.v4, self.bridge_mac, frame));
+        if let Some((frame, leases)) = answer {
             // Sent to the tap directly, so that other ports of the bridge do not see it. Clients retry lost packets.
             if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
                 tracing::debug!("a DHCP answer was not sent: {e}");
-            } else if answer.leases {
-                let address = Some(lease.address.addr());
+            } else if leases {
+                let address = Some(self.v4.lease().address.addr());
                 self.leased
                     .send_if_modified(|leased| std::mem::replace(leased, address) != address);
             }
         }
         Ok(())
     }
+}
+
+/// The frame that answers a frame of the guest, if it needs one, and whether it grants the lease.
+fn reply(server: &v4::Dhcpv4Responder, bridge_mac: MacAddr, frame: &[u8]) -> Option<(Vec<u8>, bool)> {
+    let lease = server.lease();
+    let (_, packet) = frame::to_server(frame).filter(|(source, _)| *source == lease.mac)?;
+    let answer = server.answer(packet)?;
+    let (from, to) = ((bridge_mac, lease.server), (lease.mac, answer.to));
+    let frame = frame::to_client(from, to, &answer.packet)?;
+    Some((frame, answer.leases))
 }
 
 fn readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {

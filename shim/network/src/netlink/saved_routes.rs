@@ -85,8 +85,7 @@ pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Netwo
 pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     let mut done = Ok(());
     for message in kept {
-        let message = with_nodad(message).unwrap_or_else(|| message.clone());
-        let added = match request(libc::RTM_NEWADDR, NLM_F_CREATE, message) {
+        let added = match request(libc::RTM_NEWADDR, NLM_F_CREATE, replay_address(message)) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             added => added.map_err(NetworkFault::kernel(format!("adding an address to {name}"))),
         };
@@ -102,6 +101,11 @@ pub(crate) fn restore_address_flags(name: &str, kept: &[Vec<u8>]) -> Result<(), 
         request(libc::RTM_NEWADDR, NLM_F_REPLACE, message)
             .map_err(NetworkFault::kernel(format!("changing an address of {name}")))
     })
+}
+
+/// The request that adds a saved address.
+pub(crate) fn replay_address(message: &[u8]) -> Vec<u8> {
+    with_nodad(message).unwrap_or_else(|| message.to_vec())
 }
 
 /// The message with `IFA_F_NODAD` if it is an IPv6 address without it.
@@ -139,6 +143,16 @@ pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, 
         }
     }
     Ok(found)
+}
+
+/// The requests that restore a route.
+#[cfg(feature = "testing")]
+pub(crate) fn replay(message: &[u8]) -> Vec<Vec<u8>> {
+    let found = ParsedMessage::of(message, ROUTE).filter(|parts| !is_cloned(parts));
+    found.map_or_else(Vec::new, |parts| {
+        let _ = links(&parts);
+        replay_requests(parts)
+    })
 }
 
 /// Requests that create a route again, without read-only attributes. One request per next hop in IPv6, which accepts a
@@ -219,7 +233,7 @@ fn is_link_local(route: &[u8]) -> bool {
 }
 
 /// True if both messages are the same route of the same protocol, whatever other attributes have changed.
-fn is_same(one: &[u8], other: &[u8]) -> bool {
+pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
     let place = |route: &[u8]| {
         let parts = ParsedMessage::of(route, ROUTE)?;
         let header = [0, 1, 3, 4, 5].map(|byte| parts.header[byte]);

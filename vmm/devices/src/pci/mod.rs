@@ -6,8 +6,9 @@ pub mod bridge;
 pub mod config;
 mod config_ports;
 mod device;
-#[cfg(test)]
-pub(crate) mod fake;
+#[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs, missing_debug_implementations)]
+pub mod fake;
 pub mod hotplug;
 mod i6300esb;
 pub mod msix;

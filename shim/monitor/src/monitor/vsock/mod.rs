@@ -118,6 +118,12 @@ async fn to_guest(vmm: Vmm, mut incoming: impl Stream<Item = io::Result<UnixStre
     }
 }
 
+/// The port that a program asks for, if it asks for one.
+#[cfg(feature = "testing")]
+pub(super) async fn port_asked_for(program: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<u32> {
+    requested_port(program).await.ok()
+}
+
 /// Passes a program's socket to the VMM, which tells the program whether the guest has accepted.
 async fn connect(mut vmm: Vmm, mut stream: UnixStream) -> Result<(), ConnectError> {
     let port = requested_port(&mut stream).await?;

@@ -165,7 +165,11 @@ impl I6300esb {
         Self::with_clock(bar, host_timer, Box::new(move || start.elapsed()))
     }
 
-    fn with_clock(bar: u64, host_timer: WatchdogTimer, clock: Clock) -> Result<Self, ConfigError> {
+    /// As [`I6300esb::new`], with `clock` in place of the host's: the time since any fixed moment.
+    ///
+    /// # Errors
+    /// `bar` is not a multiple of 16.
+    pub fn with_clock(bar: u64, host_timer: WatchdogTimer, clock: Clock) -> Result<Self, ConfigError> {
         let mut space = ConfigSpace::new(Identity {
             vendor: 0x8086,
             device: 0x25ab,

@@ -17,6 +17,9 @@ use crate::pci::config::ConfigError;
 use crate::pci::{Bar, Msix, PciDevice};
 
 mod common;
+#[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs, missing_debug_implementations)]
+pub mod fake;
 mod function;
 mod interrupt;
 mod layout;

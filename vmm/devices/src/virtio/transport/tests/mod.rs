@@ -1,7 +1,8 @@
 //! The transport from outside: registers, lifecycle, a real queue, and arbitrary guest accesses.
 
+use super::fake;
+
 mod echo;
-mod fake;
 mod lifecycle;
 mod props;
 mod registers;
