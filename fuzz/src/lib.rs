@@ -1,0 +1,9 @@
+pub mod accesses;
+pub mod host;
+pub mod images;
+pub mod json;
+pub mod kernels;
+pub mod manifest;
+pub mod oci;
+pub mod qcow2;
+pub mod virtio;

@@ -1,0 +1,584 @@
+//! A driver that does anything, for every virtio device.
+//!
+//! The device stands still while the driver acts. [`Action::Run`] lets it take all that is available and stops it
+//! again, so that an input has the same effect each time. After [`Action::Start`] it runs beside the driver.
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::{Arc, Once};
+use std::thread;
+
+use arbitrary::Arbitrary;
+use husk_devices::GuestMem;
+use husk_devices::component::RestoreError;
+use husk_devices::virtio::testing::{Descriptor, Driver, INDIRECT, Interrupts, WRITE, memory};
+use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
+use serde_json::Value;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
+
+use crate::json::Mutation;
+
+pub mod balloon;
+pub mod blk;
+pub mod cdb;
+pub mod console;
+pub mod lun;
+pub mod net;
+pub mod rng;
+pub mod scsi;
+pub mod unit;
+pub mod vsock;
+
+/// Guest memory: the queues, a page for each; buffers of any kind; headers and answers of proper requests; their data,
+/// up to a hole. Then more.
+const QUEUES: u64 = 0x1000;
+const BUFFERS: u64 = 0x1_0000;
+const SLOTS: u64 = 0x2_0000;
+pub const DATA: u64 = 0x3_0000;
+const END: u64 = 0x4_0000;
+const BEYOND: u64 = 0x10_0000;
+const BEYOND_END: u64 = 0x11_0000;
+
+/// Bytes of the memory that a proper request has for itself, and the number of such requests before it is reused.
+const SLOT: u64 = 0x400;
+const SLOT_COUNT: u64 = 64;
+
+/// Most actions of a program.
+const MAX_ACTIONS: usize = 32;
+/// How often a program can save its device, which is as costly as a program.
+const MAX_SAVES: usize = 2;
+/// Most descriptors of a chain.
+const MAX_CHAIN: usize = 20;
+
+/// An address of guest memory, or outside of it.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Place {
+    Buffers(u8),
+    Data(u16),
+    Slots(u16),
+    Queues(u16),
+    End(i8),
+    Beyond(i8),
+    BeyondEnd(i8),
+    Anywhere(u64),
+}
+
+impl Place {
+    pub fn address(self) -> u64 {
+        match self {
+            Self::Buffers(at) => BUFFERS + 16 * u64::from(at),
+            Self::Data(at) => DATA + u64::from(at),
+            Self::Slots(at) => SLOTS + u64::from(at),
+            Self::Queues(at) => QUEUES + u64::from(at) % (BUFFERS - QUEUES),
+            Self::End(at) => END.wrapping_add_signed(at.into()),
+            Self::Beyond(at) => BEYOND.wrapping_add_signed(at.into()),
+            Self::BeyondEnd(at) => BEYOND_END.wrapping_add_signed(at.into()),
+            Self::Anywhere(at) => at,
+        }
+    }
+}
+
+/// The length of a buffer.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Len {
+    Bytes(u8),
+    Sectors(u8),
+    Pages(u8),
+    Any(u32),
+}
+
+impl Len {
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Bytes(count) => count.into(),
+            Self::Sectors(count) => 512 * u32::from(count % 32),
+            Self::Pages(count) => 4096 * u32::from(count % 16),
+            Self::Any(count) => count,
+        }
+    }
+}
+
+/// A buffer in guest memory.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct Buffer {
+    pub place: Place,
+    pub len: Len,
+}
+
+impl Buffer {
+    fn descriptor(self, flags: u16) -> Descriptor {
+        (self.place.address(), self.len.bytes(), flags)
+    }
+}
+
+/// The descriptors of `buffers`, as many as a chain may have.
+pub fn descriptors(buffers: &[Buffer], flags: u16) -> Vec<Descriptor> {
+    let buffers = buffers.iter().take(MAX_CHAIN);
+    buffers.map(|buffer| buffer.descriptor(flags)).collect()
+}
+
+/// The descriptors of `len` bytes at `at`, in two pieces if `cut` lies inside.
+pub fn pieces(at: u64, len: u32, cut: u32, flags: u16) -> Vec<Descriptor> {
+    if cut == 0 || cut >= len {
+        return vec![(at, len, flags)];
+    }
+    vec![(at, cut, flags), (at + u64::from(cut), len - cut, flags)]
+}
+
+/// A step of a driver, of the machine or, as a request of the device, of its host.
+#[derive(Arbitrary, Debug)]
+pub enum Action<R> {
+    /// A request that the kind of device knows.
+    Request(R),
+    Run,
+    Start,
+    Kick {
+        queue: u8,
+    },
+    /// A chain, or a table of descriptors.
+    Chain {
+        queue: u8,
+        readable: Vec<Buffer>,
+        writable: Vec<Buffer>,
+        table: Option<Place>,
+    },
+    /// One descriptor of a queue's table.
+    Put {
+        queue: u8,
+        at: u8,
+        buffer: Buffer,
+        flags: u8,
+        next: u8,
+    },
+    Offer {
+        queue: u8,
+        head: u16,
+    },
+    Available {
+        queue: u8,
+        index: u16,
+    },
+    UsedEvent {
+        queue: u8,
+        index: u16,
+    },
+    Write {
+        place: Place,
+        bytes: [u8; 16],
+        len: u8,
+    },
+    ReadConfig {
+        offset: u16,
+        len: u8,
+    },
+    WriteConfig {
+        offset: u16,
+        bytes: [u8; 4],
+        len: u8,
+    },
+    /// A new driver, that accepts all features but these, and enables all queues but these.
+    Connect {
+        without: u64,
+        disabled: u8,
+    },
+    /// The device is saved, and goes on in one that is built anew.
+    Save,
+}
+
+/// What a fuzzer runs: how the device is built, the first driver, and what happens then.
+#[derive(Arbitrary, Debug)]
+pub struct Program<S, R> {
+    pub setup: S,
+    /// Features that the driver does not accept.
+    pub without: u64,
+    /// Selects the size of the queues.
+    pub size: u8,
+    pub actions: Vec<Action<R>>,
+}
+
+/// A kind of device, and the host's side of one of them.
+pub trait Bench {
+    type Setup: Debug;
+    type Request: Debug;
+    /// The host's control of a device.
+    type Handle;
+    /// Fields of a saved state for which a driver that breaks the rules can have the state refused.
+    const REFUSED: &[&str] = &[];
+    /// A restored device has the state that was saved, although its host may have changed.
+    const SAME: bool = true;
+    /// How long a device may take to look at its queues, in attempts of the driver to give up the processor.
+    const PATIENCE: u32 = 0;
+
+    fn new(setup: &Self::Setup) -> Self;
+    /// A new device of this host, like the one of this handle if there is one.
+    fn device(&mut self, like: Option<&Self::Handle>) -> (Box<dyn VirtioDevice>, Self::Handle);
+    /// A proper request of the driver, or an act of the host.
+    fn request(&mut self, request: &Self::Request, handle: &Self::Handle, guest: &mut Guest);
+    /// The host does its part so that a new driver finds a device that works.
+    fn repair(&mut self, _handle: &Self::Handle) {}
+    /// Checks that the device serves a new driver.
+    fn check(&mut self, handle: &Self::Handle, guest: &mut Guest);
+}
+
+/// The guest's side of a device.
+pub struct Guest {
+    pub mem: GuestMem,
+    /// By index.
+    pub drivers: Vec<Driver>,
+    pub features: u64,
+    device: Box<dyn VirtioDevice>,
+    interrupts: Arc<Interrupts>,
+    size: u16,
+    /// The queues that the driver enabled, and their number.
+    queues: Vec<ActiveQueue>,
+    enabled: usize,
+    running: bool,
+    slot: u64,
+    /// See [`Bench::PATIENCE`].
+    patience: u32,
+}
+
+impl Guest {
+    fn new(device: Box<dyn VirtioDevice>, size: u8, without: u64, patience: u32) -> Self {
+        let beyond = (BEYOND_END - BEYOND) as usize;
+        let mut guest = Self {
+            mem: memory(&[(0, END as usize), (BEYOND, beyond)]),
+            drivers: Vec::new(),
+            features: 0,
+            device,
+            interrupts: Interrupts::new(),
+            size: [16, 4, 64][usize::from(size) % 3],
+            queues: Vec::new(),
+            enabled: 0,
+            running: false,
+            slot: 0,
+            patience,
+        };
+        guest.connect(without, 0);
+        guest
+    }
+
+    /// A new driver, which has not started the device yet.
+    fn connect(&mut self, without: u64, disabled: u8) {
+        self.stop();
+        self.device.reset();
+        self.features = self.device.features() & !without;
+        self.interrupts = Interrupts::new();
+        let event_idx = self.features & 1 << 29 != 0;
+        let sizes = self.device.queue_max_sizes();
+        let zeroes = [0; 0x1000];
+        self.drivers.clear();
+        self.queues.clear();
+        for (index, max) in (0..).zip(sizes) {
+            let base = QUEUES + 0x1000 * u64::from(index);
+            let cleared = self.mem.memory().write_slice(&zeroes, GuestAddress(base));
+            cleared.expect("the queues lie in memory");
+            let driver = Driver::new(&self.mem, index, self.size.min(*max), base);
+            if disabled & 1 << (index % 8) == 0 {
+                self.queues.push(driver.queue(event_idx));
+            }
+            self.drivers.push(driver);
+        }
+        self.enabled = self.queues.len();
+    }
+
+    fn start(&mut self) {
+        if self.running {
+            return;
+        }
+        let interrupt = Arc::clone(&self.interrupts) as _;
+        let activation = Activation {
+            mem: self.mem.clone(),
+            features: self.features,
+            queues: std::mem::take(&mut self.queues),
+            interrupt,
+        };
+        match self.device.activate(activation) {
+            Ok(()) => self.running = true,
+            // The transport has the driver reset the device.
+            Err(_) => self.connect(0, 0),
+        }
+    }
+
+    /// Stops the device. Only a worker that panicked keeps its queues.
+    fn stop(&mut self) {
+        if std::mem::take(&mut self.running) {
+            self.queues = self.device.quiesce().expect("a device that runs has queues");
+            assert_eq!(self.queues.len(), self.enabled, "a queue is lost");
+        }
+    }
+
+    /// Lets the device take what is available. Nearly every worker looks at its queues before it looks whether it is to
+    /// stop; the others get some time.
+    pub fn run(&mut self) {
+        self.stop();
+        let before = self.interrupts.queue();
+        self.start();
+        self.give_time(before, self.patience);
+        self.stop();
+    }
+
+    /// Yields so many times, unless the device breaks or has interrupted since it had done so `before` times.
+    fn give_time(&self, before: usize, times: u32) {
+        for _ in 0..times {
+            if self.interrupts.queue() != before || self.interrupts.reset().is_some() {
+                break;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Notifies the device, and gives it some time if it runs.
+    fn kick(&self, queue: usize) {
+        let before = self.interrupts.queue();
+        self.drivers[queue].kick();
+        self.give_time(before, if self.running { 20 } else { 0 });
+    }
+
+    fn queue(&self, queue: u8) -> usize {
+        usize::from(queue) % self.drivers.len()
+    }
+
+    /// Memory for the parts of a proper request.
+    pub fn slot(&mut self) -> u64 {
+        self.slot = (self.slot + 1) % SLOT_COUNT;
+        SLOTS + SLOT * self.slot
+    }
+
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        let written = self.mem.memory().write_slice(bytes, GuestAddress(at));
+        written.expect("in memory");
+    }
+
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let read = self.mem.memory().read_slice(&mut bytes, GuestAddress(at));
+        read.expect("in memory");
+        bytes
+    }
+
+    /// Makes a chain available, by a table of its own if `indirect`. Returns its head.
+    pub fn add(&mut self, queue: usize, chain: &[Descriptor], indirect: bool) -> u16 {
+        let table = self.slot();
+        if indirect && !chain.is_empty() && 16 * chain.len() as u64 <= SLOT {
+            self.drivers[queue].add_indirect(table, chain)
+        } else {
+            self.drivers[queue].add(chain)
+        }
+    }
+
+    /// Makes a chain available and lets the device serve it. Returns the length that the device says it wrote.
+    pub fn serve(&mut self, queue: usize, chain: &[Descriptor]) -> u32 {
+        let head = self.drivers[queue].add(chain);
+        self.run();
+        let (used, len) = self.drivers[queue].used().unwrap_or_else(|| {
+            self.start();
+            self.drivers[queue].wait()
+        });
+        assert_eq!(used, head);
+        self.stop();
+        len
+    }
+
+    fn chain(&mut self, queue: usize, chain: &[Descriptor], table: Option<Place>) {
+        let Some(table) = table.map(Place::address) else {
+            self.drivers[queue].add(chain);
+            return;
+        };
+        let len = 16 * chain.len();
+        if self.mem.memory().check_range(GuestAddress(table), len) {
+            self.drivers[queue].add_indirect(table, chain);
+        } else {
+            self.drivers[queue].add(&[(table, len as u32, INDIRECT)]);
+        }
+    }
+}
+
+/// A device between its host and a guest.
+struct Rig<B: Bench> {
+    bench: B,
+    handle: B::Handle,
+    guest: Guest,
+    saves: usize,
+}
+
+impl<B: Bench> Rig<B> {
+    fn new(program: &Program<B::Setup, B::Request>) -> Self {
+        let mut bench = B::new(&program.setup);
+        let (device, handle) = bench.device(None);
+        let guest = Guest::new(device, program.size, program.without, B::PATIENCE);
+        Self {
+            bench,
+            handle,
+            guest,
+            saves: 0,
+        }
+    }
+
+    fn carry_out(&mut self, actions: &[Action<B::Request>]) {
+        actions
+            .iter()
+            .take(MAX_ACTIONS)
+            .for_each(|action| self.act(action));
+    }
+
+    fn act(&mut self, action: &Action<B::Request>) {
+        let guest = &mut self.guest;
+        match *action {
+            Action::Request(ref request) => self.bench.request(request, &self.handle, guest),
+            Action::Run => guest.run(),
+            Action::Start => guest.start(),
+            Action::Kick { queue } => guest.kick(guest.queue(queue)),
+            Action::Chain {
+                queue,
+                ref readable,
+                ref writable,
+                table,
+            } => {
+                let chain = [descriptors(readable, 0), descriptors(writable, WRITE)].concat();
+                guest.chain(guest.queue(queue), &chain, table);
+            }
+            Action::Put {
+                queue,
+                at,
+                buffer,
+                flags,
+                next,
+            } => {
+                let at = u16::from(at) % guest.size;
+                let descriptor = buffer.descriptor(flags.into());
+                guest.drivers[guest.queue(queue)].put(at, descriptor, next.into());
+            }
+            Action::Offer { queue, head } => {
+                let queue = guest.queue(queue);
+                guest.drivers[queue].offer(head);
+            }
+            Action::Available { queue, index } => {
+                let queue = guest.queue(queue);
+                guest.drivers[queue].set_available(index);
+            }
+            Action::UsedEvent { queue, index } => guest.drivers[guest.queue(queue)].set_used_event(index),
+            Action::Write { place, bytes, len } => {
+                let bytes = &bytes[..usize::from(len).min(bytes.len())];
+                let _ = guest.mem.memory().write(bytes, GuestAddress(place.address()));
+            }
+            Action::ReadConfig { offset, len } => {
+                let mut data = vec![0; len.into()];
+                guest.device.read_config(offset.into(), &mut data);
+            }
+            Action::WriteConfig { offset, bytes, len } => {
+                let bytes = &bytes[..usize::from(len).min(bytes.len())];
+                guest.device.write_config(offset.into(), bytes);
+            }
+            Action::Connect { without, disabled } => guest.connect(without, disabled),
+            Action::Save if self.saves < MAX_SAVES => {
+                self.saves += 1;
+                self.save(&[]);
+            }
+            Action::Save => {}
+        }
+    }
+
+    /// Saves the device, changes the state, and restores it into a device that is built anew. That goes on, unless it
+    /// refuses the state.
+    fn save(&mut self, changes: &[Mutation]) {
+        self.guest.stop();
+        let Ok(saved) = self.guest.device.save() else {
+            return;
+        };
+        let mut value = Value::from(saved.clone());
+        changes.iter().for_each(|change| change.apply(&mut value));
+        let text = serde_json::to_string(&value).expect("JSON");
+        let state = serde_json::from_str(&text).expect("the same JSON");
+        let (mut twin, handle) = self.bench.device(Some(&self.handle));
+        let before = twin.save().ok();
+        match twin.restore(&state, self.guest.features) {
+            Ok(()) => {
+                if changes.is_empty() && B::SAME {
+                    assert_eq!(twin.save().ok(), Some(saved));
+                }
+                self.guest.device = twin;
+                self.handle = handle;
+            }
+            Err(error) => {
+                let known = match &error {
+                    RestoreError::Field { field, .. } => B::REFUSED.contains(field),
+                    _ => false,
+                };
+                assert!(known || !changes.is_empty(), "{error:?} of {text}");
+                assert_eq!(
+                    twin.save().ok(),
+                    before,
+                    "a device that refuses a state is unchanged"
+                );
+            }
+        }
+    }
+
+    /// A new driver must be able to use the device.
+    fn finish(mut self) {
+        self.guest.run();
+        self.bench.repair(&self.handle);
+        self.guest.connect(0, 0);
+        self.bench.check(&self.handle, &mut self.guest);
+        assert_eq!(self.guest.interrupts.reset(), None);
+    }
+}
+
+/// Runs a program: no worker may panic, a device that is stopped gives its queues back, and after a reset a new driver
+/// can use it.
+pub fn run<B: Bench>(program: Program<B::Setup, B::Request>) {
+    prepare();
+    let mut rig = Rig::<B>::new(&program);
+    rig.carry_out(&program.actions);
+    rig.finish();
+}
+
+/// A program before and after the device is restored from a state that somebody changed.
+#[derive(Arbitrary, Debug)]
+pub struct Restored<S, R> {
+    pub before: Program<S, R>,
+    pub changes: Vec<Mutation>,
+    pub after: Vec<Action<R>>,
+}
+
+/// As [`run`]. A device that refuses the state is unchanged.
+pub fn run_restored<B: Bench>(program: Restored<B::Setup, B::Request>) {
+    prepare();
+    let mut rig = Rig::<B>::new(&program.before);
+    rig.carry_out(&program.before.actions);
+    rig.save(&program.changes[..program.changes.len().min(4)]);
+    rig.carry_out(&program.after);
+    rig.finish();
+}
+
+/// Turns seccomp filters off, which take as long as all else, and keep libFuzzer from writing the input when a worker
+/// panics. Ignores SIGPIPE, as every Rust program does.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        husk_seccomp::testing::turn_filters_off();
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    });
+}
+
+/// A file in memory of this many bytes.
+pub fn image(len: u64) -> File {
+    // SAFETY: the name is a string; the descriptor is new, and owned by nobody else.
+    let file: File = unsafe {
+        let fd = libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0, "memfd");
+        OwnedFd::from_raw_fd(fd).into()
+    };
+    file.set_len(len).expect("memory");
+    file
+}
+
+/// Bytes that differ from their neighbours.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed)
+        .collect()
+}
