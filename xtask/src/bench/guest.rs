@@ -139,7 +139,7 @@ pub fn husk(files: &BenchFiles) -> Command {
 }
 
 /// A command without input and without the variables that make either VMM more verbose.
-fn program(path: &Path) -> Command {
+pub fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     command
         .stdin(Stdio::null())

@@ -18,6 +18,7 @@ mod measure;
 mod message;
 mod monitor;
 mod net;
+mod peers;
 mod pod;
 mod pull;
 mod qmp;
@@ -31,6 +32,7 @@ mod svg;
 mod table;
 mod targets;
 mod trace;
+mod vmlinux;
 
 use anyhow::Result;
 use clap::Subcommand;

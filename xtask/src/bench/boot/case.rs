@@ -2,6 +2,7 @@
 
 use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{self, Guest};
+use crate::bench::peers::{Devices, Peer, Peers};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,6 +17,8 @@ pub enum Vmm {
     Microvm,
     /// QEMU's q35.
     Q35,
+    /// Another VMM.
+    Peer(Peer),
 }
 
 /// Boot source of a guest.
@@ -37,8 +40,14 @@ pub const DISK_MIB: u64 = 512;
 const NAME: &str = "bench-boot";
 
 impl Vmm {
-    /// The cases that boot a kernel and an initrd.
-    pub const ALL: [Self; 3] = [Self::Husk, Self::Microvm, Self::Q35];
+    /// All cases that boot a kernel and an initrd.
+    pub const ALL: [Self; 5] = [
+        Self::Husk,
+        Self::Microvm,
+        Self::Q35,
+        Self::Peer(Peer::Firecracker),
+        Self::Peer(Peer::CloudHypervisor),
+    ];
 
     /// The cases that boot a disk.
     pub const WITH_DISK: [Self; 2] = [Self::Husk, Self::Q35];
@@ -49,6 +58,24 @@ impl Vmm {
             Self::Husk => "husk",
             Self::Microvm => "qemu-microvm",
             Self::Q35 => "qemu-q35",
+            Self::Peer(peer) => peer.name(),
+        }
+    }
+
+    /// True if the case can be measured: the program of a peer may not be given.
+    pub fn available(self, peers: &Peers) -> bool {
+        match self {
+            Self::Peer(peer) => peers.has(peer),
+            _ => true,
+        }
+    }
+
+    /// Word of `husk.do=` that ends the guest and with it the VMM.
+    pub fn off(self) -> &'static str {
+        match self {
+            // It has no ACPI state S5, and takes a reset as the end.
+            Self::Peer(Peer::Firecracker) => "reboot",
+            _ => "poweroff",
         }
     }
 
@@ -58,7 +85,7 @@ impl Vmm {
     }
 
     /// The VMM for a guest of one vCPU.
-    pub fn ready(self, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
+    pub fn ready(self, files: &BenchFiles, peers: &Peers, source: Source<'_>) -> Result<guest::Vmm> {
         let (mib, append) = match source {
             Source::Kernel(append) => (KERNEL_MIB, Some(append)),
             Source::Disk(_) => (DISK_MIB, None),
@@ -73,6 +100,7 @@ impl Vmm {
             Self::Husk => husk(&guest, files, source),
             Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
             Self::Q35 => qemu(&guest, "q35", files, source),
+            Self::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default()),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
 use crate::bench::bench_files::{self, BenchFiles};
+use crate::bench::peers::Peers;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
@@ -27,6 +28,8 @@ pub struct Plan {
     pub initrd: PathBuf,
     /// Disk image of a whole Debian.
     pub disk: PathBuf,
+    /// Other VMMs.
+    pub peers: Peers,
     /// Rounds of timed boots of the kernel.
     pub runs: u32,
     /// Rounds of profiled boots.
@@ -45,8 +48,9 @@ const FIRST_LINE: &str = "Linux version";
 const SYSTEMD: &str = "systemd[1]: systemd ";
 const LOGIN: &str = "login: ";
 
-/// The kernel command lines, which are complete: none needs an argument that a VMM adds.
-const TIMED: &str = "console=ttyS0 quiet husk.do=poweroff";
+/// The kernel command lines, which are complete: none needs an argument that a VMM adds. `husk.do=` and what ends the
+/// guest follow the first.
+const TIMED: &str = "console=ttyS0 quiet";
 const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
 const IDLE: &str = "console=ttyS0 quiet husk.do=sleep";
 
@@ -60,10 +64,14 @@ const SPARE: u32 = 2;
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
+    let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
     let bench = Bench {
-        files: BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?,
+        peers: plan.peers.gathered(&files)?,
+        files,
         trace: Trace::new()?,
     };
+    let mut cases = Vmm::ALL.to_vec();
+    cases.retain(|vmm| vmm.available(&plan.peers));
     let facts = [
         ("vcpus", json!(1)),
         ("memory_mib", json!(KERNEL_MIB)),
@@ -74,19 +82,19 @@ pub fn run(plan: &Plan) -> Result<()> {
     message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for vmm in Vmm::ALL {
+        for &vmm in &cases {
             attempts.run(vmm.name(), "warming up", || bench.timed(vmm, None))?;
         }
     }
     for run in 1..=plan.runs {
-        for vmm in rotated(&Vmm::ALL, run) {
+        for vmm in rotated(&cases, run) {
             let what = format!("round {run} of {}", plan.runs);
             attempts.run(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
             attempts.run(vmm.name(), &what, || bench.first_line(vmm, run))?;
         }
     }
     for run in 1..=plan.observed {
-        for vmm in rotated(&Vmm::ALL, run) {
+        for vmm in rotated(&cases, run) {
             let what = format!("a closer look, {run} of {}", plan.observed);
             attempts.run(vmm.name(), &what, || bench.observed(vmm, run))?;
         }
@@ -102,18 +110,20 @@ pub fn run(plan: &Plan) -> Result<()> {
 
 struct Bench {
     files: BenchFiles,
+    peers: Peers,
     trace: Trace,
 }
 
 impl Bench {
     fn start(&self, vmm: Vmm, source: Source<'_>, patience: Duration) -> Result<Started> {
-        Started::start(vmm.ready(&self.files, source)?, patience)
+        Started::start(vmm.ready(&self.files, &self.peers, source)?, patience)
     }
 
     /// Times a boot and a poweroff.
     fn timed(&self, vmm: Vmm, run: Option<u32>) -> Result<()> {
         self.trace.begin(EXECS)?;
-        let mut started = self.start(vmm, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
+        let append = format!("{TIMED} husk.do={}", vmm.off());
+        let mut started = self.start(vmm, Source::Kernel(&append), KERNEL_PATIENCE)?;
         let to_userspace = since_start(&mut started, MARKER)?;
         started.until("\n")?;
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
@@ -153,7 +163,7 @@ impl Bench {
         // The process that holds the guest's memory.
         let pid = match vmm {
             Vmm::Husk => started.group.find("husk-vmm")?,
-            Vmm::Microvm | Vmm::Q35 => started.pid(),
+            _ => started.pid(),
         };
         let vmm_memory = smaps::resident(pid, KERNEL_MIB)?;
         let mut pod = vmm_memory.own_kib;

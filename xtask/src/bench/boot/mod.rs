@@ -7,11 +7,12 @@ mod profile;
 mod report;
 
 use super::measure::{self, Job};
+use super::peers::Peers;
 use super::record::Record;
-use super::svg;
+use super::{svg, vmlinux};
 use crate::progress::Progress;
 use crate::{checkout, images};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use inside::Plan;
 use profile::Profile;
 use serde_json::json;
@@ -29,6 +30,11 @@ pub struct Args {
     /// The guest's kernel
     #[arg(long, value_enum, default_value_t)]
     kernel: Kernel,
+    /// Boot the kernel unpacked, as an ELF file
+    #[arg(long)]
+    elf: bool,
+    #[command(flatten)]
+    peers: Peers,
     /// One round of everything without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with_all = ["runs", "disk_runs"])]
     quick: bool,
@@ -72,21 +78,30 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::new();
     let [kernel, disk] = args.kernel.images();
     measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
-    let kernel = images::path(kernel)?;
+    let image = images::path(kernel)?;
+    let mut kernel = image.join("vmlinuz");
+    if args.elf {
+        let unpacked = vmlinux::unpack(&std::fs::read(&kernel)?)?;
+        kernel = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
+        std::fs::write(&kernel, unpacked).with_context(|| format!("cannot write {}", kernel.display()))?;
+    }
     let plan = Plan {
         release: checkout::release(),
-        initrd: kernel.join("initrd"),
-        kernel: kernel.join("vmlinuz"),
+        initrd: image.join("initrd"),
+        kernel,
         disk: images::path(disk)?.join("disk.img"),
+        peers: args.peers.staged()?,
         runs: if args.quick { 1 } else { args.runs },
         observed: if args.quick { 1 } else { OBSERVED.min(args.runs) },
         disk_runs: if args.quick { 1 } else { args.disk_runs },
         thorough: !args.quick,
     };
     let mut record = Record::default();
-    let image = plan.kernel.parent().and_then(|folder| folder.file_name());
-    let image = json!(image.map(|name| name.to_string_lossy()));
-    record.env.insert("guest".to_owned(), image);
+    let format = if args.elf { "ELF" } else { "bzImage" };
+    let guest = image.file_name().unwrap_or_default().to_string_lossy();
+    record
+        .env
+        .insert("guest".to_owned(), json!(format!("{guest}, {format}")));
     let mut profiles = Vec::new();
     let job = Job {
         bench: "boot",
@@ -101,7 +116,11 @@ pub fn run(args: Args) -> Result<()> {
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &mut profiles));
     // A short run does not replace a measurement.
-    let name = if args.quick { "boot-quick" } else { "boot" };
+    let name = match (args.quick, args.elf) {
+        (true, _) => "boot-quick",
+        (false, true) => "boot-elf",
+        (false, false) => "boot",
+    };
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
     measured

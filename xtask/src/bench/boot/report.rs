@@ -101,7 +101,7 @@ const LIMITS: &[Limit] = &[
 /// The tables.
 pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
     profiles.sort_by_key(|profile| Vmm::ALL.iter().position(|vmm| vmm.name() == profile.case));
-    let kernel_cases = Vmm::ALL.map(|vmm| vmm.name().to_owned());
+    let kernel_cases = kernel_cases(record);
     let disk_cases = Vmm::WITH_DISK.map(Vmm::disk_name);
     let mut parts = vec![
         setting(record),
@@ -132,6 +132,14 @@ pub fn setting(record: &Record) -> String {
         of("memory_mib"),
         record.machine(),
     )
+}
+
+/// The cases with a kernel and an initrd: without the peers that were not measured.
+fn kernel_cases(record: &Record) -> Vec<String> {
+    let measured = |name: &str| record.measurements.iter().any(|m| m.case == name);
+    let cases = Vmm::ALL.into_iter();
+    let cases = cases.filter(|vmm| !matches!(vmm, Vmm::Peer(_)) || measured(vmm.name()));
+    cases.map(|vmm| vmm.name().to_owned()).collect()
 }
 
 /// Medians, scatter and the ratios of Husk's medians to the others'.
@@ -177,7 +185,7 @@ fn cell(sum: Summary) -> String {
 
 /// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
-    let kernel = Vmm::ALL.map(|vmm| vmm.name().to_owned());
+    let kernel = kernel_cases(record);
     let disk = Vmm::WITH_DISK.map(Vmm::disk_name);
     let of = |cases: &[String], lines: &'static [Line]| -> Vec<Panel> {
         let drawn = lines.iter().filter(|(_, _, title)| !title.is_empty());
@@ -298,7 +306,7 @@ mod tests {
             ("qemu-q35", "to_userspace_ms", 100.0),
             ("qemu-microvm", "to_userspace_ms", 80.0),
         ]);
-        let text = figures(&record, &Vmm::ALL.map(|vmm| vmm.name().to_owned()), KERNEL);
+        let text = figures(&record, &kernel_cases(&record), KERNEL);
         let row = text.lines().last().expect("a row");
         let cells: Vec<&str> = row.split_whitespace().rev().take(5).collect();
         assert_eq!(cells, ["0.62", "0.50", "100", "80", "50"]);

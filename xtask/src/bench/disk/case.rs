@@ -2,6 +2,7 @@
 
 use crate::bench::bench_files;
 use crate::bench::guest::{Guest, Vmm};
+use crate::bench::peers::{Devices, Peer, Peers};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,15 @@ pub enum Case {
     /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
     #[value(name = "qemu-q35-qcow2")]
     Q35Qcow2,
+    /// Firecracker by default: one system call after the other.
+    #[value(name = "firecracker")]
+    Firecracker,
+    /// The same with io_uring.
+    #[value(name = "firecracker-async")]
+    FirecrackerAsync,
+    /// Cloud Hypervisor.
+    #[value(name = "cloud-hypervisor")]
+    CloudHypervisor,
 }
 
 /// Files that all runs use.
@@ -45,6 +55,8 @@ pub struct DiskFiles {
     pub raw: PathBuf,
     /// The same in qcow2, if a case needs it.
     pub qcow2: Option<PathBuf>,
+    /// Other VMMs.
+    pub peers: Peers,
     /// Number of processors of every guest.
     pub vcpus: u32,
 }
@@ -63,7 +75,7 @@ const NAME: &str = "bench-disk";
 
 impl Case {
     /// All cases, Husk's first, because they may be unavailable.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Husk,
         Self::HuskScsi,
         Self::HuskQcow2,
@@ -72,6 +84,9 @@ impl Case {
         Self::Q35Scsi,
         Self::Q35ScsiIothread,
         Self::Q35Qcow2,
+        Self::Firecracker,
+        Self::FirecrackerAsync,
+        Self::CloudHypervisor,
     ];
 
     /// Name of the case.
@@ -85,6 +100,18 @@ impl Case {
             Self::Q35Scsi => "qemu-q35-scsi",
             Self::Q35ScsiIothread => "qemu-q35-scsi-iothread",
             Self::Q35Qcow2 => "qemu-q35-qcow2",
+            Self::Firecracker => "firecracker",
+            Self::FirecrackerAsync => "firecracker-async",
+            Self::CloudHypervisor => "cloud-hypervisor",
+        }
+    }
+
+    /// The other VMM of the case, if it is not Husk or QEMU.
+    pub fn peer(self) -> Option<Peer> {
+        match self {
+            Self::Firecracker | Self::FirecrackerAsync => Some(Peer::Firecracker),
+            Self::CloudHypervisor => Some(Peer::CloudHypervisor),
+            _ => None,
         }
     }
 
@@ -105,7 +132,14 @@ impl Case {
             mib: MEMORY_MIB,
             append: Some(APPEND),
         };
-        if self.is_husk() {
+        if let Some(peer) = self.peer() {
+            let devices = Devices {
+                disk: Some(&files.raw),
+                io_uring: self == Self::FirecrackerAsync,
+                tap: None,
+            };
+            files.peers.ready(peer, &guest, &files.common, &devices)
+        } else if self.is_husk() {
             self.husk(&guest, files)
         } else {
             self.qemu(&guest, files)
@@ -231,6 +265,7 @@ mod tests {
             },
             raw: "/files/data.img".into(),
             qcow2: None,
+            peers: Peers::default(),
             vcpus: 3,
         }
     }

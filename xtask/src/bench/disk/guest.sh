@@ -22,4 +22,6 @@ else
     cat log result
     echo "husk-bench: failed;"
 fi
+# Firecracker ends its guest at a reset only.
+grep -q reboot=k /proc/cmdline && reboot -f
 poweroff -f

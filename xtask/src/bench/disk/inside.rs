@@ -5,6 +5,7 @@ use super::case::{APPEND, CACHE, Case, DiskFiles, MEMORY_MIB, qemu_img};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
 use crate::bench::cost::Cost;
+use crate::bench::peers::Peers;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::Started;
@@ -29,6 +30,8 @@ pub struct Plan {
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
+    /// Other VMMs.
+    pub peers: Peers,
     /// Rounds, each with every case.
     pub runs: u32,
     /// Warm-up of each kind of request in seconds, which is not measured.
@@ -229,6 +232,7 @@ impl DiskFiles {
         // One processor is left for the VMM; more than four would only wait for each other.
         let cpus = std::thread::available_parallelism()?.get();
         Ok(Self {
+            peers: plan.peers.gathered(&common)?,
             common,
             raw,
             qcow2,

@@ -3,6 +3,7 @@
 use super::wire;
 use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{Guest, Vmm};
+use crate::bench::peers::{Devices, Peer, Peers};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -23,6 +24,12 @@ pub enum Case {
     /// The same with vhost.
     #[value(name = "qemu-q35-vhost")]
     Q35Vhost,
+    /// Firecracker.
+    #[value(name = "firecracker")]
+    Firecracker,
+    /// Cloud Hypervisor.
+    #[value(name = "cloud-hypervisor")]
+    CloudHypervisor,
 }
 
 /// Number of processors of every guest.
@@ -54,7 +61,14 @@ const GUEST: Guest<'_> = Guest {
 
 impl Case {
     /// All cases, Husk's first.
-    pub const ALL: [Self; 4] = [Self::Husk, Self::HuskVhost, Self::Q35, Self::Q35Vhost];
+    pub const ALL: [Self; 6] = [
+        Self::Husk,
+        Self::HuskVhost,
+        Self::Q35,
+        Self::Q35Vhost,
+        Self::Firecracker,
+        Self::CloudHypervisor,
+    ];
 
     /// Name of the case.
     pub fn name(self) -> &'static str {
@@ -63,6 +77,17 @@ impl Case {
             Self::HuskVhost => "husk-vhost",
             Self::Q35 => "qemu-q35",
             Self::Q35Vhost => "qemu-q35-vhost",
+            Self::Firecracker => "firecracker",
+            Self::CloudHypervisor => "cloud-hypervisor",
+        }
+    }
+
+    /// The other VMM of the case, if it is not Husk or QEMU.
+    pub fn peer(self) -> Option<Peer> {
+        match self {
+            Self::Firecracker => Some(Peer::Firecracker),
+            Self::CloudHypervisor => Some(Peer::CloudHypervisor),
+            _ => None,
         }
     }
 
@@ -82,10 +107,20 @@ impl Case {
     }
 
     /// The VMM of the case.
-    pub fn ready(self, files: &BenchFiles) -> Result<Vmm> {
-        match self {
-            Self::Husk | Self::HuskVhost => self.husk(files),
-            Self::Q35 | Self::Q35Vhost => Ok(self.qemu(files)),
+    pub fn ready(self, files: &BenchFiles, peers: &Peers) -> Result<Vmm> {
+        if let Some(peer) = self.peer() {
+            let devices = Devices {
+                tap: Some(wire::TAP),
+                ..Devices::default()
+            };
+            let mut vmm = peers.ready(peer, &GUEST, files, &devices)?;
+            vmm.command = under(wire::within(&wire::pod()), &vmm.command);
+            return Ok(vmm);
+        }
+        if self.makes_bridge() {
+            self.husk(files)
+        } else {
+            Ok(self.qemu(files))
         }
     }
 
@@ -146,7 +181,10 @@ mod tests {
             kernel: "/files/vmlinuz".into(),
             initrd: "/files/initrd".into(),
         };
-        format!("{:?}", case.ready(&files).expect("a command").command)
+        format!(
+            "{:?}",
+            case.ready(&files, &Peers::default()).expect("a command").command
+        )
     }
 
     #[test]
@@ -159,7 +197,8 @@ mod tests {
 
     #[test]
     fn husks_cases_differ_as_their_names_say() {
-        let [husk, husk_vhost, q35, q35_vhost] = Case::ALL.map(words);
+        let [husk, husk_vhost, q35, q35_vhost] =
+            [Case::Husk, Case::HuskVhost, Case::Q35, Case::Q35Vhost].map(words);
         assert!(husk.contains("nodev") && !husk_vhost.contains("nodev"));
         for words in [husk, husk_vhost] {
             assert!(

@@ -5,6 +5,7 @@ use super::cell::{self, CELLS, Cell};
 use super::wire::{self, Wire};
 use crate::bench::bench_files::{self, BenchFiles};
 use crate::bench::cost::Cost;
+use crate::bench::peers::Peers;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::Started;
@@ -26,6 +27,8 @@ pub struct Plan {
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
+    /// Other VMMs.
+    pub peers: Peers,
     /// Rounds, each with every case.
     pub rounds: u32,
     /// Warm-up of each load in milliseconds, which is not measured.
@@ -79,6 +82,7 @@ pub fn run(plan: &Plan) -> Result<()> {
 struct Bench<'a> {
     plan: &'a Plan,
     files: BenchFiles,
+    peers: Peers,
     netload: PathBuf,
 }
 
@@ -92,7 +96,12 @@ impl<'a> Bench<'a> {
             ("loads", cell::loads(plan.ramp_ms, plan.time_ms).as_bytes()),
             ("net", wire::addresses().as_bytes()),
         ])?;
-        Ok(Self { plan, files, netload })
+        Ok(Self {
+            plan,
+            peers: plan.peers.gathered(&files)?,
+            files,
+            netload,
+        })
     }
 
     /// Runs all loads in one guest. Its values are reported at the end, all or none.
@@ -104,7 +113,7 @@ impl<'a> Bench<'a> {
         let _peer = wire.serve(&self.netload)?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
         let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(CELLS.len())?;
-        let mut started = Started::start(case.ready(&self.files)?, patience)?;
+        let mut started = Started::start(case.ready(&self.files, &self.peers)?, patience)?;
         let mut values = Vec::new();
         for cell in CELLS {
             values.extend(self.load(cell, case, &mut started)?);

@@ -7,6 +7,7 @@ mod report;
 mod wire;
 
 use super::measure::{self, Job};
+use super::peers::Peers;
 use super::record::Record;
 use super::svg;
 use crate::packages::Tool;
@@ -27,6 +28,8 @@ pub struct Args {
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
+    #[command(flatten)]
+    peers: Peers,
     /// One short round without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
@@ -67,7 +70,8 @@ pub fn run(args: Args) -> Result<()> {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
         initrd: image.join("initrd"),
-        cases: chosen(&args.only),
+        cases: chosen(&args.only, &args.peers),
+        peers: args.peers.staged()?,
         rounds: if args.quick { 1 } else { args.rounds },
         ramp_ms,
         time_ms,
@@ -93,9 +97,11 @@ pub fn run(args: Args) -> Result<()> {
     measured
 }
 
-/// The cases to measure: all if `only` is empty.
-fn chosen(only: &[Case]) -> Vec<Case> {
-    let wanted = |case: &Case| only.is_empty() || only.contains(case);
+/// The cases to measure: all if `only` is empty, but those of peers that are given.
+fn chosen(only: &[Case], peers: &Peers) -> Vec<Case> {
+    let wanted = |case: &Case| {
+        (only.is_empty() || only.contains(case)) && case.peer().is_none_or(|peer| peers.has(peer))
+    };
     Case::ALL.into_iter().filter(wanted).collect()
 }
 
@@ -105,8 +111,9 @@ mod tests {
 
     #[test]
     fn cases_are_measured_in_their_own_order() {
-        assert_eq!(chosen(&[]), Case::ALL);
-        assert_eq!(chosen(&[Case::Q35, Case::Husk]), [Case::Husk, Case::Q35]);
+        let none = Peers::default();
+        assert!(chosen(&[], &none).iter().all(|case| case.peer().is_none()));
+        assert_eq!(chosen(&[Case::Q35, Case::Husk], &none), [Case::Husk, Case::Q35]);
     }
 
     #[test]
