@@ -7,6 +7,7 @@ mod cluster;
 mod container_image;
 mod debian;
 mod demo;
+mod fuzz;
 mod images;
 mod lab;
 mod native;
@@ -38,6 +39,8 @@ enum Xtask {
     Images(images::Args),
     /// Measures Husk, mostly in comparison with QEMU
     Bench(bench::Args),
+    /// Fuzzes what reads the bytes of guests, users and peers
+    Fuzz(fuzz::Args),
     /// Runs a Kubernetes cluster with KubeVirt's control plane and nodes with Husk
     Cluster(cluster::Args),
     /// Boots Debian from a manifest and shows each step
@@ -57,6 +60,7 @@ fn run() -> Result<ExitCode> {
         Xtask::Test(args) => return test::run(&args),
         Xtask::Soak(args) => return test::soak(&args),
         Xtask::Reboot(args) => return test::reboot(&args),
+        Xtask::Fuzz(args) => return fuzz::run(&args),
         Xtask::Cluster(args) => return cluster::run(args),
         Xtask::Images(args) => images::run(args)?,
         Xtask::Bench(args) => bench::run(args)?,

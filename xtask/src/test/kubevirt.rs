@@ -179,6 +179,7 @@ impl Kills {
             started: self.started.to_string(),
             seconds: Timestamp::now().duration_since(self.started).as_secs_f64(),
             kills: Some(self.done),
+            ..Round::default()
         })
     }
 }

@@ -5,6 +5,7 @@
 //! end-to-end cases run in two labs of one processor each, and the unit tests in the time that the labs leave idle.
 
 mod deny;
+mod fuzzing;
 mod kubevirt;
 mod queue;
 mod reboot;
@@ -28,7 +29,9 @@ use std::time::Duration;
 use suite::{Suite, Tier};
 
 pub use reboot::{Args as RebootArgs, run as reboot};
+pub use rounds::{Round, commit, record};
 pub use soak::{Args as SoakArgs, run as soak};
+pub use unit::with_lints;
 
 /// Time after which failed cases are not repeated and lost labs are not replaced.
 const END_TO_END_LIMIT: Duration = Duration::from_secs(40 * 60);
@@ -121,9 +124,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (stages, progress) = (&stages, &progress);
     if lints {
         stages.run("fmt", |_| {
-            let status = unit::cargo(&["fmt", "--all", "--check"]).status()?;
-            if !status.success() {
-                bail!("{status}");
+            for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
+                let status =
+                    unit::cargo(&["fmt", "--all", "--check", "--manifest-path", manifest]).status()?;
+                if !status.success() {
+                    bail!("{manifest}: {status}");
+                }
             }
             Ok(())
         });
@@ -160,6 +166,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if args.full && lints {
             stages.run("cargo deny", |stage| deny::check(stage, progress));
+            stages.run("fuzz targets", |stage| fuzzing::check(stage, progress));
         }
     });
     Ok(exit_code(stages.close()))

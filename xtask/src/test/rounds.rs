@@ -21,6 +21,12 @@ pub struct Round {
     /// Number of kills, for a case that kills processes. A process may have ended before its kill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kills: Option<u32>,
+    /// Number of inputs, for a fuzz target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executions: Option<u64>,
+    /// Number of edges that the inputs covered, for a fuzz target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<u32>,
 }
 
 /// Appends `round` to the file of `case`.
@@ -28,7 +34,8 @@ pub fn record(case: &str, round: &Round) -> Result<()> {
     append(&folder()?.join(format!("{case}.jsonl")), round)
 }
 
-/// One line for each case that has recorded rounds: the number that passed and failed, the total of kills, and hours.
+/// One line for each case that has recorded rounds: the number that passed and failed, the total of kills
+/// and of inputs, and hours.
 pub fn totals() -> Result<String> {
     totals_of(&folder()?)
 }
@@ -70,8 +77,12 @@ fn totals_of(folder: &Path) -> Result<String> {
             0 => String::new(),
             kills => format!("{kills} kills, "),
         };
+        let inputs = match rounds.iter().filter_map(|round| round.executions).sum::<u64>() {
+            0 => String::new(),
+            inputs => format!("{inputs} inputs, "),
+        };
         text.push_str(&format!(
-            "{}: {} rounds, {} passed, {} failed, {kills}{:.1} h\n",
+            "{}: {} rounds, {} passed, {} failed, {kills}{inputs}{:.1} h\n",
             file.file_stem().unwrap_or_default().to_string_lossy(),
             rounds.len(),
             count("passed"),
@@ -111,7 +122,7 @@ mod tests {
                 outcome: outcome.to_owned(),
                 started: "2026-01-02T03:04:05Z".to_owned(),
                 seconds: 1800.0,
-                kills: None,
+                ..Round::default()
             };
             append(&path, &round).expect("written");
         }

@@ -85,7 +85,7 @@ fn run_rounds(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()>
                 outcome: outcome.to_owned(),
                 started: started.to_string(),
                 seconds: clock.elapsed().as_secs_f64(),
-                kills: None,
+                ..Round::default()
             };
             rounds::record(&case.name, &round)?;
             let (tally, cpu) = result?;

@@ -88,7 +88,7 @@ fn in_background(command: &mut Command) {
 
 /// Makes clippy compile the workspace's crates, so that one build serves the lints and the tests: `clippy-driver` is
 /// rustc with lints. Dependencies are compiled by rustc itself, and shared with this program's own build.
-fn with_lints(command: &mut Command) {
+pub fn with_lints(command: &mut Command) {
     command
         .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
         // As `cargo clippy -- -D warnings` sets it.

@@ -1,0 +1,71 @@
+//! The inputs of a target: those of this checkout's runs, and the small set under version control.
+
+use super::libfuzzer::ends_with_this_process;
+use crate::checkout;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Most inputs of a target under version control, and their total length in bytes.
+const STORED: (usize, u64) = (24, 16 << 10);
+
+/// Folder of the inputs that runs of this checkout add.
+pub fn working(target: &str) -> Result<PathBuf> {
+    checkout::folder(checkout::target().join("fuzz/corpus").join(target))
+}
+
+/// Folder of the inputs under version control.
+pub fn stored(target: &str) -> PathBuf {
+    checkout::root().join("fuzz/corpus").join(target)
+}
+
+/// Replaces the inputs of [`stored`] by the shortest of a minimal set with the same coverage as all inputs have. Returns
+/// a summary.
+pub fn minimise(program: &Path, target: &str) -> Result<String> {
+    let merged = tempfile::tempdir()?;
+    let mut command = Command::new(program);
+    command
+        .args(["-set_cover_merge=1", "-max_len=4096"])
+        .arg(merged.path())
+        .arg(working(target)?);
+    let stored = checkout::folder(stored(target))?;
+    command.arg(&stored).stdin(Stdio::null()).stdout(Stdio::null());
+    ends_with_this_process(&mut command);
+    let output = command.output()?;
+    if !output.status.success() {
+        bail!(
+            "{target}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let mut inputs = inputs(merged.path())?;
+    inputs.sort();
+    let mut bytes = 0;
+    let kept = inputs
+        .iter()
+        .take(STORED.0)
+        .take_while(|(len, _)| {
+            bytes += len;
+            bytes <= STORED.1
+        })
+        .count();
+    for (_, old) in self::inputs(&stored)? {
+        std::fs::remove_file(old)?;
+    }
+    for (_, path) in &inputs[..kept] {
+        let name = path.file_name().context("a file has a name")?;
+        std::fs::copy(path, stored.join(name))?;
+    }
+    Ok(format!("{kept} inputs kept of {}", inputs.len()))
+}
+
+/// Length and path of each input in a folder.
+fn inputs(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    std::fs::read_dir(folder)?
+        .map(|entry| {
+            let entry = entry?;
+            Ok((entry.metadata()?.len(), entry.path()))
+        })
+        .collect()
+}

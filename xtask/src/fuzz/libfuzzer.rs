@@ -1,0 +1,211 @@
+//! One run of a target, which is a program with libFuzzer in it.
+
+use super::corpus::stored;
+use crate::checkout;
+use anyhow::{Context, Result};
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+/// Time in seconds that one input may take.
+const INPUT_LIMIT: u32 = 20;
+/// Memory of a target, in MiB.
+const MEMORY_LIMIT: u32 = 2048;
+/// Lines kept of a target that found something.
+const TAIL: usize = 60;
+
+/// Result of one run.
+#[derive(Debug)]
+pub struct Outcome {
+    pub executions: u64,
+    /// Edges of the code that any input reached.
+    pub coverage: u32,
+    pub seconds: f64,
+    pub finding: Option<Finding>,
+}
+
+/// An input that makes a target fail.
+#[derive(Debug)]
+pub struct Finding {
+    target: String,
+    /// None if the target ended in another way.
+    input: Option<PathBuf>,
+    output: String,
+}
+
+impl Finding {
+    /// True if an input is at fault, and not the run.
+    pub fn has_input(&self) -> bool {
+        self.input.is_some()
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} executions in {:.0} s, {} edges covered{}",
+            self.executions,
+            self.seconds,
+            self.coverage,
+            if self.finding.is_some() { ", FAILED" } else { "" }
+        )
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\nFAILED {}", self.output, self.target)?;
+        match &self.input {
+            Some(input) => write!(
+                f,
+                "repeat it: cargo xtask fuzz {} --input {}",
+                self.target,
+                input.display()
+            ),
+            None => write!(f, "it ended without an input to repeat"),
+        }
+    }
+}
+
+/// Runs `target` for `seconds`. New inputs go to the folder `corpus`.
+pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32) -> Result<Outcome> {
+    let artifacts = checkout::folder(checkout::target().join("fuzz/artifacts").join(target))?;
+    let mut command = Command::new(program);
+    command
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-timeout={INPUT_LIMIT}"))
+        .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
+        // 0 has a meaning of its own.
+        .arg(format!("-seed={}", seed.max(1)))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        // Long inputs at once: a short program does little.
+        .args(["-len_control=0", "-print_final_stats=1"])
+        .arg(corpus);
+    let stored = stored(target);
+    if stored.is_dir() {
+        command.arg(stored);
+    }
+    ends_with_this_process(&mut command);
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut output = Output::default();
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).split(b'\n') {
+            output.line(&String::from_utf8_lossy(&line?));
+        }
+    }
+    let status = child.wait()?;
+    let finding = (!status.success()).then(|| Finding {
+        target: target.to_owned(),
+        input: output.input,
+        output: output.tail.join("\n"),
+    });
+    Ok(Outcome {
+        executions: output.executions,
+        coverage: output.coverage,
+        seconds: started.elapsed().as_secs_f64(),
+        finding,
+    })
+}
+
+/// Runs one input, with the output of the target on the terminal.
+pub fn repeat(program: &Path, input: &Path) -> Result<ExitCode> {
+    std::fs::File::open(input).with_context(|| input.display().to_string())?;
+    let status = Command::new(program)
+        .arg(format!("-timeout={INPUT_LIMIT}"))
+        .arg(input)
+        .status()?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+pub fn ends_with_this_process(command: &mut Command) {
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    // SAFETY: one async-signal-safe system call.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+    }
+}
+
+/// What libFuzzer says of a run.
+#[derive(Debug, Default)]
+struct Output {
+    executions: u64,
+    coverage: u32,
+    input: Option<PathBuf>,
+    tail: Vec<String>,
+}
+
+impl Output {
+    /// Takes one line, such as `#512 DONE cov: 120 ft: 300 corp: 9/40b …` or `stat::number_of_executed_units: 512`.
+    fn line(&mut self, line: &str) {
+        if let Some((_, rest)) = line.split_once(" cov: ")
+            && let Some(edges) = rest.split_whitespace().next().and_then(|word| word.parse().ok())
+        {
+            self.coverage = edges;
+        }
+        if let Some(units) = line.strip_prefix("stat::number_of_executed_units:") {
+            self.executions = units.trim().parse().unwrap_or_default();
+        }
+        if let Some((_, path)) = line.split_once("Test unit written to ") {
+            self.input = Some(PathBuf::from(path));
+        }
+        if !line.starts_with('#') {
+            if self.tail.len() == TAIL {
+                self.tail.remove(0);
+            }
+            self.tail.push(line.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_come_from_the_last_lines() {
+        let mut output = Output::default();
+        for line in [
+            "INFO: Seed: 7",
+            "#2\tINITED cov: 12 ft: 13 corp: 1/1b exec/s: 0 rss: 30Mb",
+            "#4096\tpulse  cov: 120 ft: 300 corp: 9/40b lim: 43 exec/s: 2048 rss: 31Mb",
+            "#8192\tDONE   cov: 121 ft: 301 corp: 9/40b lim: 43 exec/s: 2048 rss: 31Mb",
+            "stat::number_of_executed_units: 8192",
+        ] {
+            output.line(line);
+        }
+        assert_eq!((output.executions, output.coverage), (8192, 121));
+        assert_eq!((output.input, output.tail.len()), (None, 2));
+    }
+
+    #[test]
+    fn a_finding_names_its_input() {
+        let mut output = Output::default();
+        output.line("thread '<unnamed>' panicked at src/lib.rs:7:9:");
+        output.line("artifact_prefix='/a/'; Test unit written to /a/crash-0123");
+        assert_eq!(output.input.as_deref(), Some(Path::new("/a/crash-0123")));
+        let finding = Finding {
+            target: "qcow2".to_owned(),
+            input: output.input,
+            output: output.tail.join("\n"),
+        };
+        let text = finding.to_string();
+        assert!(
+            text.contains("lib.rs:7:9") && text.ends_with("fuzz qcow2 --input /a/crash-0123"),
+            "{text}"
+        );
+    }
+}
