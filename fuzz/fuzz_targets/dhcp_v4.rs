@@ -185,7 +185,7 @@ fn sum(parts: &[&[u8]]) -> u32 {
     let sum = bytes
         .chunks(2)
         .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
-        .fold(0u32, |sum, word| sum + word);
+        .sum::<u32>();
     let folded = (sum >> 16) + (sum & 0xffff);
     (folded >> 16) + (folded & 0xffff)
 }

@@ -102,7 +102,10 @@ impl Rig {
 }
 
 fuzz_target!(|steps: Vec<Step>| {
-    let root = PciRoot::new(Arc::new(Bus::new()), vec![WINDOW..WINDOW + 0x10_0000]);
+    let root = PciRoot::new(
+        Arc::new(Bus::new()),
+        std::iter::once(WINDOW..WINDOW + 0x10_0000).collect(),
+    );
     let (notified, ejected) = (Arc::default(), Arc::default());
     let hotplug = Rig::controller(&root, &notified, &ejected);
     let mut rig = Rig {
