@@ -124,11 +124,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (stages, progress) = (&stages, &progress);
     if lints {
         stages.run("fmt", |_| {
-            for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
-                let status =
-                    unit::cargo(&["fmt", "--all", "--check", "--manifest-path", manifest]).status()?;
+            let workspaces: [&[&str]; 2] = [&["--all"], &["--manifest-path", "fuzz/Cargo.toml"]];
+            for workspace in workspaces {
+                let status = unit::cargo(&["fmt", "--check"]).args(workspace).status()?;
                 if !status.success() {
-                    bail!("{manifest}: {status}");
+                    bail!("{status}");
                 }
             }
             Ok(())
