@@ -5,10 +5,9 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use husk_fuzz::kernels::{
-    BASE, FIRST_SEGMENT, LOAD, Memory, NOTE, Segment, bzimage, elf, header, note, packed_block,
-};
+use husk_fuzz::kernels::{BASE, FIRST_SEGMENT, elf, header, load, packed_block};
 use husk_vmm::boot::BootError;
+use husk_vmm::boot::testing::{LOAD, Machine, NOTE, Segment, bzimage, note};
 use husk_vmm::layout;
 use husk_vmm::vcpu::entry::CpuEntry;
 use libfuzzer_sys::fuzz_target;
@@ -167,8 +166,8 @@ impl Kernel {
 /// The initrd and the memory map that the kernel is told.
 type Told = ((u64, u64), Vec<(std::ops::Range<u64>, bool)>);
 
-fn zero_page(memory: &Memory) -> Told {
-    let params: boot_params = memory.object(layout::ZERO_PAGE);
+fn zero_page(machine: &Machine) -> Told {
+    let params: boot_params = machine.object(layout::ZERO_PAGE);
     let header = params.hdr;
     let (magic, line, data) = (header.header, header.cmd_line_ptr, header.setup_data);
     assert_eq!(
@@ -189,19 +188,19 @@ fn zero_page(memory: &Memory) -> Told {
     )
 }
 
-fn start_info(memory: &Memory) -> Told {
-    let word = |at: u64| memory.object::<u32>(layout::PVH_INFO + at);
-    let long = |at: u64| memory.object::<u64>(layout::PVH_INFO + at);
+fn start_info(machine: &Machine) -> Told {
+    let word = |at: u64| machine.object::<u32>(layout::PVH_INFO + at);
+    let long = |at: u64| machine.object::<u64>(layout::PVH_INFO + at);
     assert_eq!((word(0), word(4), word(8)), (0x336e_c578, 1, 0));
     assert_eq!((long(24), long(32)), (layout::COMMAND_LINE, layout::ACPI.start));
     let initrd = match word(12) {
         0 => (0, 0),
-        _ => (memory.object(long(16)), memory.object(long(16) + 8)),
+        _ => (machine.object(long(16)), machine.object(long(16) + 8)),
     };
     let entries = (0..u64::from(word(48))).map(|at| long(40) + 24 * at);
     let map = entries.map(|at| {
-        let [start, size] = [0, 8].map(|field| memory.object::<u64>(at + field));
-        (start..start + size, memory.object::<u32>(at + 16) == 1)
+        let [start, size] = [0, 8].map(|field| machine.object::<u64>(at + field));
+        (start..start + size, machine.object::<u32>(at + 16) == 1)
     });
     (initrd, map.collect())
 }
@@ -219,12 +218,12 @@ fuzz_target!(|input: Input<'_>| {
         line += &"x".repeat(len.into());
     }
     let (image, kernel_end) = input.kernel.build();
-    let memory = Memory::new(input.memory.bytes());
-    let low = memory.layout.low_ram_end();
+    let machine = Machine::new(input.memory.bytes());
+    let low = machine.layout.low_ram_end();
     let initrd: Option<Vec<u8>> = input
         .initrd
         .map(|len| (0..len).map(|at| (at / 7) as u8 | 1).collect());
-    let loaded = memory.load(&image, initrd.as_deref(), line.clone(), input.seed);
+    let loaded = load(&machine, &image, initrd.as_deref(), line.clone(), input.seed);
 
     let top = input.kernel.initrd_top().min(low);
     let place = initrd
@@ -245,7 +244,7 @@ fuzz_target!(|input: Input<'_>| {
     };
     assert!(kernel_end <= low);
 
-    let text = memory.bytes(layout::COMMAND_LINE, layout::COMMAND_LINE_MAX as u64);
+    let text = machine.bytes(layout::COMMAND_LINE, layout::COMMAND_LINE_MAX as u64);
     let end = text.iter().position(|byte| *byte == 0).expect("it ends");
     assert!(end <= input.kernel.line_max());
     let text = std::str::from_utf8(&text[..end]).expect("text");
@@ -256,16 +255,16 @@ fuzz_target!(|input: Input<'_>| {
     );
 
     let (rip, (told, map)) = match loaded.entry {
-        CpuEntry::Linux64 { rip } => (rip, zero_page(&memory)),
-        CpuEntry::Pvh { rip } => (rip, start_info(&memory)),
+        CpuEntry::Linux64 { rip } => (rip, zero_page(&machine)),
+        CpuEntry::Pvh { rip } => (rip, start_info(&machine)),
     };
     assert!((layout::HIMEM..low).contains(&rip));
-    assert_eq!(map, layout::memory_map(&memory.layout));
+    assert_eq!(map, layout::memory_map(&machine.layout));
     match (initrd, fits) {
         (Some(initrd), Some(Some(at))) => {
             assert_eq!(told.1, initrd.len() as u64);
             assert!(told.1 == 0 || told.0 == at);
-            assert!(memory.bytes(told.0, told.1) == initrd, "the initrd is whole");
+            assert!(machine.bytes(told.0, told.1) == initrd, "the initrd is whole");
         }
         (None, None) => assert_eq!(told, (0, 0)),
         other => panic!("{other:?}"),
@@ -284,7 +283,7 @@ fuzz_target!(|input: Input<'_>| {
                 base >= BASE && base + u64::from(init_size % (16 << 20)) <= limit,
                 "{rip:#x}"
             );
-            assert_eq!(memory.bytes(base, TEXT.len() as u64), TEXT);
+            assert_eq!(machine.bytes(base, TEXT.len() as u64), TEXT);
         }
     }
 });

@@ -6,8 +6,8 @@
 
 use arbitrary::Arbitrary;
 use husk_fuzz::images::Value;
-use husk_fuzz::kernels::{BASE, FIRST_SEGMENT, KERNEL_MAP, LOAD, Memory, NOTE, Segment, Word};
-use husk_fuzz::kernels::{bzimage, elf, header, note, packed_block};
+use husk_fuzz::kernels::{BASE, FIRST_SEGMENT, KERNEL_MAP, Word, elf, header, load, packed_block};
+use husk_vmm::boot::testing::{LOAD, Machine, NOTE, Segment, bzimage, note};
 use husk_vmm::layout;
 use husk_vmm::vcpu::entry::CpuEntry;
 use libfuzzer_sys::fuzz_target;
@@ -286,8 +286,14 @@ fuzz_target!(|input: Input<'_>| {
         CommandLine::VirtualOnly => "mem=512M",
         CommandLine::Text(text) => text,
     };
-    let memory = Memory::new(MEMORY);
-    match memory.load(&image, initrd.as_deref(), command_line.into(), input.seed) {
+    let machine = Machine::new(MEMORY);
+    match load(
+        &machine,
+        &image,
+        initrd.as_deref(),
+        command_line.into(),
+        input.seed,
+    ) {
         Ok(loaded) => {
             let (CpuEntry::Linux64 { rip } | CpuEntry::Pvh { rip }) = loaded.entry;
             assert!((layout::HIMEM..MEMORY).contains(&rip), "{rip:#x}");

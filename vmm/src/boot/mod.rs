@@ -20,6 +20,8 @@ mod error;
 mod image;
 mod payload;
 mod pvh;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod unpack;
 mod vmlinux;
 mod zero_page;
@@ -61,20 +63,6 @@ pub struct LoadedKernel {
 /// Loads the kernel of `source` into `mem`.
 pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
     load_with(source, mem, layout, kaslr_seed)
-}
-
-/// As [`load`], with these random numbers for the physical and the virtual base address.
-///
-/// # Errors
-/// As [`load`].
-#[cfg(feature = "testing")]
-pub fn load_with_seed(
-    source: &KernelSource,
-    mem: &GuestMemMmap,
-    layout: &Layout,
-    seed: [u64; 2],
-) -> Result<LoadedKernel, BootError> {
-    load_with(source, mem, layout, || Ok(seed))
 }
 
 fn load_with(

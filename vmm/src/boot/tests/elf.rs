@@ -1,63 +1,16 @@
 //! ELF kernels, with and without a PVH entry note.
 
+use super::super::testing::{LOAD, NOTE, Segment, elf_headers, note};
 use super::*;
-
-/// One program header.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    pub kind: u32,
-    pub offset: u64,
-    pub address: u64,
-    pub in_file: u64,
-    pub in_memory: u64,
-}
-
-pub const LOAD: u32 = 1;
-pub const NOTE: u32 = 4;
 
 /// An ELF file: header, program headers, then `contents`; offsets of segments count from the contents.
 pub fn elf(entry: u64, segments: &[Segment], contents: &[u8]) -> Vec<u8> {
     let start = 64 + 56 * segments.len() as u64;
-    let mut image = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    for half in [2u16, 62] {
-        image.extend(half.to_le_bytes());
+    let mut segments = segments.to_vec();
+    for segment in &mut segments {
+        segment.offset = segment.offset.wrapping_add(start);
     }
-    image.extend(1u32.to_le_bytes());
-    for word in [entry, 64, 0] {
-        image.extend(word.to_le_bytes());
-    }
-    image.extend(0u32.to_le_bytes());
-    for half in [64u16, 56, segments.len() as u16, 0, 0, 0] {
-        image.extend(half.to_le_bytes());
-    }
-    for s in segments {
-        image.extend(s.kind.to_le_bytes());
-        image.extend(7u32.to_le_bytes());
-        for word in [
-            s.offset.wrapping_add(start),
-            s.address,
-            s.address,
-            s.in_file,
-            s.in_memory,
-            4096,
-        ] {
-            image.extend(word.to_le_bytes());
-        }
-    }
-    image.extend(contents);
-    image
-}
-
-pub fn note(name: &[u8], kind: u32, value: &[u8]) -> Vec<u8> {
-    let mut note = Vec::new();
-    for word in [name.len() as u32, value.len() as u32, kind] {
-        note.extend(word.to_le_bytes());
-    }
-    for part in [name, value] {
-        note.extend(part);
-        note.resize(note.len().next_multiple_of(4), 0);
-    }
-    note
+    [&elf_headers(entry, 0, 0, &segments)[..], contents].concat()
 }
 
 const AT: u64 = 0x20_0000;

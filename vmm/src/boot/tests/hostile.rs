@@ -1,6 +1,7 @@
 //! Malicious kernels: loading fails, or the entry point lies in guest memory.
 
-use super::elf::{LOAD, NOTE, Segment, elf, note};
+use super::super::testing::{LOAD, NOTE, Segment, note};
+use super::elf::elf;
 use super::*;
 
 fn endures(kernel: &[u8], initrd: Option<&[u8]>) -> Result<(), TestCaseError> {

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::testing::{self, Segment, elf_headers};
 use super::super::unpack::tests::pack;
 use super::*;
 
@@ -13,27 +14,15 @@ const OFFSET: u32 = 0x100;
 
 /// An ELF file of one segment of `text` at [`BASE`], followed by `lists` of relocations, each after a zero.
 fn elf(text: &[u8], lists: &[&[u32]]) -> Vec<u8> {
-    let mut image = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    image.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    for word in [BASE + 4, 64, FIRST_SEGMENT + text.len() as u64] {
-        image.extend(word.to_le_bytes());
-    }
-    image.extend([0; 4]);
-    for half in [64u16, 56, 1, 64, 0, 0] {
-        image.extend(half.to_le_bytes());
-    }
-    image.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    let (len, in_memory) = (text.len() as u64, text.len() as u64 + 100);
-    for word in [
-        FIRST_SEGMENT,
-        START_KERNEL_MAP + BASE,
-        BASE,
-        len,
-        in_memory,
-        ALIGN,
-    ] {
-        image.extend(word.to_le_bytes());
-    }
+    let segment = Segment {
+        kind: testing::LOAD,
+        offset: FIRST_SEGMENT,
+        address: BASE,
+        in_file: text.len() as u64,
+        in_memory: text.len() as u64 + 100,
+    };
+    let sections = FIRST_SEGMENT + text.len() as u64;
+    let mut image = elf_headers(BASE + 4, sections, START_KERNEL_MAP, &[segment]);
     image.resize(FIRST_SEGMENT as usize, 0xee);
     image.extend(text);
     for list in lists {
