@@ -127,7 +127,7 @@ fn container(vmi: &Value) -> Value {
 
 fuzz_target!(|program: Program| {
     let mut vmi = manifest::vmi();
-    edit_json(&mut vmi, &program.vmi, manifest::WORDS);
+    edit_json(&mut vmi, &program.vmi, &manifest::WORDS);
     let parsed = |edits: &[JsonEdit]| {
         let mut document = container(&vmi);
         edit_json(&mut document, edits, WORDS);

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 
 use arbitrary::Arbitrary;
 use husk_fuzz::host::{JsonEdit, Splice, edit_json, splice};
-use husk_fuzz::manifest::{WORDS, objects, vmi};
+use husk_fuzz::manifest::{WORDS, objects, resources, vmi};
 use husk_vmi::instancetype::expand;
 use husk_vmi::objects::{Object, ObjectKind, read_objects};
-use husk_vmi::{Loaded, PodResources, VmPlan, Vmi, load, notes, plan, validate, volume_images};
+use husk_vmi::{Loaded, VmPlan, Vmi, load, notes, plan, validate, volume_images};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -31,14 +31,14 @@ fuzz_target!(|program: Program| {
     match program {
         Program::Vmi(edits) => {
             let mut manifest = vmi();
-            edit_json(&mut manifest, &edits, WORDS);
+            edit_json(&mut manifest, &edits, &WORDS);
             machines(&manifest.to_string());
         }
         Program::Objects(without, edits) => {
             let mut all = objects();
             for (n, edits) in edits.iter().take(4) {
                 let n = usize::from(*n) % all.len();
-                edit_json(&mut all[n], edits, WORDS);
+                edit_json(&mut all[n], edits, &WORDS);
             }
             let mut n = 0;
             all.retain(|_| {
@@ -54,7 +54,7 @@ fuzz_target!(|program: Program| {
                 0 => vmi(),
                 n => all[n - 1].clone(),
             };
-            edit_json(&mut value, &edits, WORDS);
+            edit_json(&mut value, &edits, &WORDS);
             let mut text = as_yaml(&value).into_bytes();
             splice(&mut text, &splices);
             let text = String::from_utf8_lossy(&text);
@@ -101,20 +101,7 @@ fn planned(vmi: &Vmi) {
         assert!(!errors.is_empty() && errors.iter().all(|error| !error.to_string().contains('\n')));
     }
     let _ = (notes(vmi), volume_images(vmi));
-    let names = [
-        "root",
-        "kernel-boot-volume",
-        "files",
-        "claim",
-        "over",
-        "drive",
-        "keys-access-cred",
-    ];
-    let resources = PodResources {
-        volumes: names.map(|name| (name.to_owned(), "/x".into())).into(),
-        ..PodResources::default()
-    };
-    match plan(vmi, &resources) {
+    match plan(vmi, &resources()) {
         Ok(plan) => {
             assert!(valid.is_ok());
             assert!((1..=254).contains(&plan.topology.vcpus()));

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use arbitrary::Arbitrary;
 use husk_fuzz::host::{JsonEdit, Splice, edit_json, splice};
-use husk_fuzz::manifest::{WORDS, vmi};
-use husk_vmi::{DiskSource, Loaded, NewVolume, PlugPlan, PodResources, VmPlan, Vmi, load, plan};
+use husk_fuzz::manifest::{WORDS, resources, vmi};
+use husk_vmi::{DiskSource, Loaded, NewVolume, PlugPlan, VmPlan, Vmi, load, plan};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -16,20 +16,7 @@ static BASE: LazyLock<(Vmi, Value)> = LazyLock::new(|| {
     let Some(Loaded::Vmi(vmi)) = loaded else {
         panic!("no VMI");
     };
-    let names = [
-        "root",
-        "kernel-boot-volume",
-        "files",
-        "claim",
-        "over",
-        "drive",
-        "keys-access-cred",
-    ];
-    let resources = PodResources {
-        volumes: names.map(|name| (name.to_owned(), "/x".into())).into(),
-        ..PodResources::default()
-    };
-    let plan = plan(&vmi, &resources).unwrap_or_else(|errors| panic!("{errors:?}"));
+    let plan = plan(&vmi, &resources()).unwrap_or_else(|errors| panic!("{errors:?}"));
     (*vmi, serde_json::to_value(plan).expect("JSON"))
 });
 
@@ -47,7 +34,7 @@ struct Program {
 fuzz_target!(|program: Program| {
     let (vmi, plan) = &*BASE;
     let mut document = plan.clone();
-    edit_json(&mut document, &program.plan, WORDS);
+    edit_json(&mut document, &program.plan, &WORDS);
     let mut text = document.to_string().into_bytes();
     splice(&mut text, &program.text);
     let Ok(plan) = serde_json::from_slice::<VmPlan>(&text) else {
@@ -58,7 +45,7 @@ fuzz_target!(|program: Program| {
     let _ = (plan.topology.vcpus(), plan.live(vmi));
     if !program.vmi.is_empty() {
         let mut manifest = husk_fuzz::manifest::vmi();
-        edit_json(&mut manifest, &program.vmi, WORDS);
+        edit_json(&mut manifest, &program.vmi, &WORDS);
         for document in load(&manifest.to_string()).unwrap_or_default() {
             if let Loaded::Vmi(vmi) = document {
                 let _ = plan.live(&vmi);

@@ -59,7 +59,7 @@ fuzz_target!(|program: Program| {
         Program::Object(n, edits, damage) => {
             let all = objects();
             let mut manifest = all[usize::from(n) % all.len()].clone();
-            edit_json(&mut manifest, &edits, WORDS);
+            edit_json(&mut manifest, &edits, &WORDS);
             let store = ObjectStore::at(home.path().join("objects"));
             let Ok(applied) = store.apply(&manifest) else {
                 assert!(store.read().expect("read").objects.is_empty());
