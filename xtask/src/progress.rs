@@ -100,11 +100,8 @@ impl Step {
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer);
-        // SAFETY: one async-signal-safe system call.
-        unsafe {
-            // It ends with this process, so that it cannot go on writing where the next one starts.
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
-        }
+        // It cannot go on writing where the next one starts.
+        ends_with_this_process(command);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         // The command holds the pipe's write ends too. The reader ends when they are closed.
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -141,6 +138,14 @@ impl Step {
             self.started.elapsed().as_secs_f64(),
             self.cpu().as_secs_f64()
         );
+    }
+}
+
+/// Makes `command` end with the thread that starts it, and so with this process.
+pub fn ends_with_this_process(command: &mut Command) {
+    // SAFETY: one async-signal-safe system call.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
     }
 }
 

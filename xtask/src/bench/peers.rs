@@ -37,7 +37,7 @@ pub enum Peer {
     CloudHypervisor,
 }
 
-/// What a guest has besides a serial line.
+/// Devices of a guest besides its serial line.
 #[derive(Debug, Default)]
 pub struct Devices<'a> {
     /// Raw image of a disk. Its writes stay in the host's page cache until the guest flushes them.

@@ -14,7 +14,7 @@ const TOOLS: [Tool; 1] = [Tool {
     name: "g++",
     package: "g++",
 }];
-/// What cargo-fuzz passes: counters of edges and a table of them, and comparisons, whose operands libFuzzer tries.
+/// The options of cargo-fuzz: counters of edges and a table of them, and comparisons, whose operands libFuzzer tries.
 const COVERAGE: [&str; 5] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",

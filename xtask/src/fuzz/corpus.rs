@@ -1,7 +1,7 @@
 //! The inputs of a target: those of this checkout's runs, and the small set under version control.
 
-use super::libfuzzer::ends_with_this_process;
 use crate::checkout;
+use crate::progress::ends_with_this_process;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

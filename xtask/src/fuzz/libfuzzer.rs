@@ -2,10 +2,10 @@
 
 use super::corpus::stored;
 use crate::checkout;
+use crate::progress::ends_with_this_process;
 use anyhow::{Context, Result};
 use std::fmt;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -131,15 +131,7 @@ pub fn repeat(program: &Path, input: &Path) -> Result<ExitCode> {
     })
 }
 
-pub fn ends_with_this_process(command: &mut Command) {
-    use rustix::process::{Signal, set_parent_process_death_signal};
-    // SAFETY: one async-signal-safe system call.
-    unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
-    }
-}
-
-/// What libFuzzer says of a run.
+/// The figures in the output of libFuzzer.
 #[derive(Debug, Default)]
 struct Output {
     executions: u64,

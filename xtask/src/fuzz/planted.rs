@@ -100,18 +100,23 @@ const BUGS: &[Bug] = &[
     },
 ];
 
-/// Plants each bug in a copy of the checkout's committed files, and runs its target from the stored corpus. Returns true
-/// if all were found.
+/// Plants each bug in a copy of the files that git tracks, and runs its target from the stored corpus. Returns true if all
+/// were found.
 pub fn find(filter: Option<&str>, seed: u32, progress: &Progress) -> Result<bool> {
     let copy = checkout::folder(checkout::target().join("fuzz/planted"))?;
+    checkout_files(&copy)?;
     let mut all = true;
     for bug in BUGS
         .iter()
         .filter(|bug| filter.is_none_or(|name| bug.target == name))
     {
-        checkout_files(&copy)?;
-        bug.plant(&copy)?;
-        let folder = build::build_in(&copy, &[bug.target.to_owned()], false, progress)?;
+        let path = copy.join(bug.file);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        std::fs::write(&path, bug.edit(text.clone())?)?;
+        let folder = build::build_in(&copy, &[bug.target.to_owned()], false, progress);
+        // The next build compiles this file again, and no other.
+        std::fs::write(&path, text)?;
+        let folder = folder?;
         let corpus = tempfile::tempdir()?;
         let outcome = libfuzzer::run(
             &folder.join(bug.target),
@@ -137,7 +142,7 @@ pub fn find(filter: Option<&str>, seed: u32, progress: &Progress) -> Result<bool
     Ok(all)
 }
 
-/// Writes the files that git has in its index to `copy`.
+/// Writes the files in git's index to `copy`.
 fn checkout_files(copy: &Path) -> Result<()> {
     let mut git = Command::new("git");
     git.args(["checkout-index", "--all", "--force"])
@@ -149,12 +154,6 @@ fn checkout_files(copy: &Path) -> Result<()> {
 }
 
 impl Bug {
-    fn plant(&self, copy: &Path) -> Result<()> {
-        let path = copy.join(self.file);
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        std::fs::write(&path, self.edit(text)?).with_context(|| path.display().to_string())
-    }
-
     fn edit(&self, mut text: String) -> Result<String> {
         for (from, to) in self.edits {
             ensure!(
