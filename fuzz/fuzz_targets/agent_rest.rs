@@ -31,7 +31,7 @@ struct Program {
     requests: Vec<Call>,
 }
 
-/// What the shim answers.
+/// An answer of the shim.
 #[derive(Arbitrary, Debug, Clone)]
 enum Answer {
     Told {

@@ -21,7 +21,7 @@ struct Program {
     frames: Vec<Frame>,
 }
 
-/// What the server gives.
+/// The lease of the server.
 #[derive(Arbitrary, Debug)]
 struct Given {
     prefix: u8,

@@ -143,7 +143,7 @@ const WORDS: [&str; 96] = [
 ];
 
 const KERNEL: [u8; 600] = [7; 600];
-/// What the files are made of until a script takes its place: a comment that does not end.
+/// The content of each file, which a script of the input replaces.
 const CONFIG: [u8; 4096] = [b'1'; 4096];
 const CUSTOM: [u8; 1024] = [b'2'; 1024];
 const ENVIRONMENT: [u8; 1024] = [b'3'; 1024];

@@ -26,7 +26,7 @@ enum Stream {
     Gzip(Vec<Vec<u8>>),
     Zstd(Vec<Frame>),
     Plain(Vec<u8>),
-    /// What follows the magic number of a format.
+    /// The magic number of a format, then these bytes.
     Raw(u8, Vec<u8>),
 }
 

@@ -1,5 +1,6 @@
 //! Feeds register accesses of a guest, plugging and unplugging of the host, and saved states to the PCI hotplug
-//! controller. Asserts by a model that the guest is told of each slot once, and ejects only what the host asked for.
+//! controller. A model of it asserts that the guest learns of each slot once,
+//! and that a slot is ejected only after the host has requested it.
 
 #![no_main]
 

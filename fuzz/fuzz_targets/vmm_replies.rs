@@ -1,4 +1,4 @@
-//! What a hostile VMM says to its monitor: events, answers, errors with details, lines of its log, and its exit.
+//! The words of a hostile VMM to its monitor: events, answers, errors with details, lines of its log, and its exit.
 //! Asserts that the status stays that of a VM, and that no control character gets into the log.
 #![no_main]
 

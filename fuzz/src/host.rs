@@ -1,4 +1,4 @@
-//! What the targets of the host's side share: changes of bytes and of JSON documents, a clock, directories.
+//! Parts that the targets of the host's side share: changes of bytes and of JSON documents, a clock, directories.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ pub fn file(content: &[u8]) -> File {
 /// A change of a few bytes.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct Patch {
-    /// Which of the sectors that hold something.
+    /// Index among the sectors that are not empty.
     sector: u16,
     at: u16,
     value: Value,

@@ -70,9 +70,9 @@ enum Entry {
 pub struct Image {
     /// The file.
     pub bytes: Vec<u8>,
-    /// What the disk holds.
+    /// Content of the disk.
     pub content: Vec<u8>,
-    /// Which sectors come from the base.
+    /// For each sector, true if it comes from the base image.
     pub from_base: Vec<bool>,
     /// Bytes of a cluster.
     pub cluster: usize,

@@ -115,7 +115,7 @@ pub enum Request {
     Resize,
 }
 
-/// How a request is laid out.
+/// Layout of a request in descriptors.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct Shape {
     queue: u8,

@@ -155,7 +155,7 @@ impl Cdb {
     }
 }
 
-/// What is in the data-out buffer.
+/// Content of the data-out buffer.
 #[derive(Arbitrary, Clone, Debug)]
 pub enum List {
     Nothing,

@@ -46,7 +46,7 @@ impl Setup {
     }
 }
 
-/// What a device answers.
+/// An answer of the device.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct Answer {
     failure: Option<u8>,

@@ -46,7 +46,7 @@ const SLOT_COUNT: u64 = 64;
 
 /// Most actions of a program.
 const MAX_ACTIONS: usize = 32;
-/// How often a program can save its device, which is as costly as a program.
+/// Most saves of a program: each builds the device anew, which takes as long as a whole program.
 const MAX_SAVES: usize = 2;
 /// Most descriptors of a chain.
 const MAX_CHAIN: usize = 20;
@@ -182,11 +182,11 @@ pub enum Action<R> {
         without: u64,
         disabled: u8,
     },
-    /// The device is saved, and goes on in one that is built anew.
+    /// Save the device, build a new one and restore it there.
     Save,
 }
 
-/// What a fuzzer runs: how the device is built, the first driver, and what happens then.
+/// An input: the setup of the device, the features of the first driver, and the actions after that.
 #[derive(Arbitrary, Debug)]
 pub struct Program<S, R> {
     pub setup: S,
@@ -207,7 +207,7 @@ pub trait Bench {
     const REFUSED: &[&str] = &[];
     /// A restored device has the state that was saved, although its host may have changed.
     const SAME: bool = true;
-    /// How long a device may take to look at its queues, in attempts of the driver to give up the processor.
+    /// Attempts of the driver to give up the processor until the device must have looked at its queues.
     const PATIENCE: u32 = 0;
 
     fn new(setup: &Self::Setup) -> Self;

@@ -85,7 +85,7 @@ pub enum Event {
     },
 }
 
-/// What the host does.
+/// An action of the host.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Change {
     Reset(u8),

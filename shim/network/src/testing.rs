@@ -1,4 +1,4 @@
-//! What a teardown reads, without the kernel, for fuzz targets.
+//! The records that a teardown reads, without the kernel, for fuzz targets.
 
 use std::path::Path;
 

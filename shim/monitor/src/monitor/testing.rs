@@ -1,4 +1,4 @@
-//! What the monitor makes of the words of a VMM, a guest, a program and a snapshot, for fuzz targets.
+//! Parts of the monitor that read messages of a VMM, a guest, a program and a snapshot, for fuzz targets.
 
 use std::io;
 use std::os::fd::OwnedFd;
