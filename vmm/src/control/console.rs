@@ -10,11 +10,14 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Time for which output is collected before it is written. A guest writes single bytes: to write each at once would
-/// cost this process and the monitor as much processor time as the guest.
+/// Time for which output is collected before it is written. A guest writes single bytes, and every write wakes this
+/// process, the monitor and the client of the console.
 const COALESCE_TIME: Duration = Duration::from_millis(5);
+/// Minimum time between two writes: an answer to a key comes soon, and a guest that boots costs few wake-ups.
+const WRITE_INTERVAL: Duration = Duration::from_millis(25);
 /// Maximum time to write the last output when the VM has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const CHUNK: usize = 16 << 10;
@@ -48,6 +51,8 @@ impl Console {
             output_ready: register(output_ready)?,
             input_wanted: register(input_wanted)?,
             output: Vec::new(),
+            due: None,
+            last_write: None,
             input: Vec::new(),
         };
         let (stop, stopped) = oneshot::channel();
@@ -70,7 +75,11 @@ struct Pump {
     reading: bool,
     output_ready: AsyncFd<EventFd>,
     input_wanted: AsyncFd<EventFd>,
+    /// Output that is being written.
     output: Vec<u8>,
+    /// Time at which the output that the port has collected is taken.
+    due: Option<Instant>,
+    last_write: Option<Instant>,
     input: Vec<u8>,
 }
 
@@ -86,6 +95,14 @@ async fn signalled(event: &AsyncFd<EventFd>) -> io::Result<()> {
     let mut guard = event.readable().await?;
     let _ = guard.try_io(|e| e.get_ref().read());
     Ok(())
+}
+
+/// Waits until `due`, or for ever.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn write_some(fd: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {
@@ -115,14 +132,15 @@ impl Pump {
     async fn run(mut self, mut stop: oneshot::Receiver<()>) {
         let mut ending = false;
         loop {
-            if self.output.is_empty() {
-                self.output = self.serial.take_output(CHUNK);
+            if self.output.is_empty() && (ending || self.is_due()) {
+                self.take();
             }
             if ending && (self.output.is_empty() || self.fd.is_none()) {
                 return;
             }
             let Some(fd) = self.fd.as_ref() else {
                 self.output.clear();
+                while self.serial.take_output(CHUNK).len() == CHUNK {}
                 tokio::select! {
                     _ = signalled(&self.output_ready) => {}
                     _ = &mut stop => return,
@@ -131,13 +149,17 @@ impl Pump {
             };
             tokio::select! {
                 written = write_some(fd, &self.output), if !self.output.is_empty() => match written {
-                    Ok(n) => drop(self.output.drain(..n)),
+                    Ok(n) => {
+                        self.output.drain(..n);
+                        self.last_write = Some(Instant::now());
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "the console is closed: discarding output from now on");
                         self.fd = None;
                     }
                 },
-                _ = signalled(&self.output_ready), if self.output.is_empty() => tokio::time::sleep(COALESCE_TIME).await,
+                _ = signalled(&self.output_ready), if self.due.is_none() => self.due = Some(self.next_write()),
+                () = until(self.due), if self.output.is_empty() => {}
                 read = read_some(fd), if self.reading && self.input.is_empty() && !ending => match read {
                     Ok(bytes) if !bytes.is_empty() => {
                         self.input = bytes;
@@ -151,6 +173,25 @@ impl Pump {
         }
     }
 
+    fn is_due(&self) -> bool {
+        self.due.is_some_and(|due| due <= Instant::now())
+    }
+
+    /// Time of the next write, if the guest has just begun to write.
+    fn next_write(&self) -> Instant {
+        let soon = Instant::now() + COALESCE_TIME;
+        self.last_write
+            .map_or(soon, |last| soon.max(last + WRITE_INTERVAL))
+    }
+
+    /// Takes output to write. An emptied port signals its next byte.
+    fn take(&mut self) {
+        self.output = self.serial.take_output(CHUNK);
+        if self.output.len() < CHUNK {
+            self.due = None;
+        }
+    }
+
     fn offer(&mut self) {
         let taken = self.serial.send(&self.input);
         self.input.drain(..taken);
@@ -160,7 +201,7 @@ impl Pump {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use husk_devices::bus::BusDevice;
 
@@ -173,15 +214,20 @@ mod tests {
         outside: UnixStream,
     }
 
-    fn rig() -> Rig {
+    fn start(inside: OwnedFd) -> (Arc<SerialPort>, Console) {
         let (output, input) = (eventfd().unwrap(), eventfd().unwrap());
         let serial = Arc::new(SerialPort::new(
             eventfd().unwrap(),
             output.try_clone().unwrap(),
             input.try_clone().unwrap(),
         ));
+        let console = Console::spawn(serial.clone(), Some(inside), output, input).unwrap();
+        (serial, console)
+    }
+
+    fn rig() -> Rig {
         let (inside, outside) = UnixStream::pair().unwrap();
-        let console = Console::spawn(serial.clone(), Some(inside.into()), output, input).unwrap();
+        let (serial, console) = start(inside.into());
         Rig {
             serial,
             console,
@@ -212,6 +258,30 @@ mod tests {
         let mut text = String::new();
         rig.outside.read_to_string(&mut text).unwrap();
         assert_eq!(text, "hello!");
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_goes_on_writing_causes_few_writes() {
+        // Datagrams are as long as the writes.
+        let (inside, outside) = UnixDatagram::pair().unwrap();
+        let (serial, console) = start(inside.into());
+        let began = Instant::now();
+        let mut written = 0;
+        while began.elapsed() < 8 * WRITE_INTERVAL {
+            serial.write(0, b"x");
+            written += 1;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        console.finish().await;
+        // One more at the beginning, and one at the end.
+        let most = began.elapsed().as_millis() / WRITE_INTERVAL.as_millis() + 2;
+        outside.set_nonblocking(true).unwrap();
+        let (mut read, mut reads, mut chunk) = (0, 0, [0; CHUNK]);
+        while let Ok(length) = outside.recv(&mut chunk) {
+            (read, reads) = (read + length, reads + 1);
+        }
+        assert_eq!(read, written);
+        assert!(reads <= most, "{reads} writes, at most {most} expected");
     }
 
     #[tokio::test]
