@@ -1,31 +1,20 @@
 //! Tasks for this checkout: tests, benchmarks, the demonstration, and the lab that they run in.
 
-mod bench;
-mod binaries;
-mod checkout;
-mod cluster;
-mod container_image;
-mod debian;
-mod demo;
-mod fuzz;
-mod images;
-mod lab;
-mod native;
-mod packages;
-mod progress;
-mod self_copy;
-mod serial;
-mod shell;
-mod test;
-mod upstream;
-
 use anyhow::Result;
 use clap::Parser;
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use xtask::{checkout, cluster, demo, fuzz, images, lab, test};
 
 /// Runs tests, benchmarks and other tasks for this checkout.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", version, arg_required_else_help = true)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    version,
+    arg_required_else_help = true
+)]
 enum Xtask {
     /// Runs the lab: a Debian with a real /dev/kvm
     Lab(lab::Args),
@@ -38,7 +27,12 @@ enum Xtask {
     /// Makes guest kernels and disk images, or the container image of deploy/
     Images(images::Args),
     /// Measures Husk, mostly in comparison with QEMU
-    Bench(bench::Args),
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// The benchmark and its options: see `cargo xtask bench --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Fuzzes what reads the bytes of guests, users and peers
     Fuzz(fuzz::Args),
     /// Runs a Kubernetes cluster with KubeVirt's control plane and nodes with Husk
@@ -63,8 +57,19 @@ fn run() -> Result<ExitCode> {
         Xtask::Fuzz(args) => return fuzz::run(&args),
         Xtask::Cluster(args) => return cluster::run(args),
         Xtask::Images(args) => images::run(args)?,
-        Xtask::Bench(args) => bench::run(args)?,
+        Xtask::Bench { arguments } => bench(&arguments)?,
         Xtask::Demo(args) => demo::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Becomes the program of the benchmarks.
+fn bench(arguments: &[OsString]) -> Result<()> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["run", "--quiet", "--package", "husk-bench", "--manifest-path"])
+        .arg(checkout::root().join("Cargo.toml"))
+        .arg("--")
+        .args(arguments);
+    Err(anyhow::Error::new(cargo.exec()).context("cannot start cargo"))
 }

@@ -22,7 +22,7 @@ pub struct Progress {
 
 impl Progress {
     /// Reports on standard error: progress bars if it is a terminal, else plain lines.
-    pub fn new() -> Self {
+    pub fn on_stderr() -> Self {
         Self {
             terminal: std::io::stderr().is_terminal(),
         }

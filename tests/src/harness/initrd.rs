@@ -5,7 +5,7 @@ use super::images::Small;
 use anyhow::{Context, Result};
 
 /// Adds files as the benchmarks do; the tests are a separate crate.
-#[path = "../../../xtask/src/bench/archive.rs"]
+#[path = "../../../xtask/src/archive.rs"]
 mod archive;
 
 /// `image` with `files`, by name and content, all executable; their folders must exist.

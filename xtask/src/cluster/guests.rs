@@ -1,6 +1,6 @@
 //! Guests for the cluster's VMs: a kernel with an initramfs, and a disk that boots the same.
 
-use crate::bench::archive;
+use crate::archive;
 use crate::checkout;
 use crate::images;
 use crate::progress::Progress;

@@ -143,7 +143,7 @@ pub struct Options {
 pub fn up(source: &Path, options: &Options) -> Result<()> {
     let nodes = options.nodes;
     need_root(&format!("cluster up --kubevirt {}", source.display()))?;
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     packages::ensure(&progress, TOOLS)?;
     if options.build {
         binaries::build(options.profile, &progress)?;

@@ -34,7 +34,7 @@ const GLANCE: Duration = Duration::from_millis(250);
 /// Starts a cluster with KubeVirt from the checkout `source`, unless one runs, and shows the life of a VM. A cluster
 /// that this function started ends with it.
 pub fn run(source: &Path) -> Result<()> {
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     let mut show = Show::new();
     show.title("A Debian VM under KubeVirt's own control plane, on a node with Husk");
     cluster::need_root(&format!("demo --kubevirt {}", source.display()))?;

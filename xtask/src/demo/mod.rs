@@ -34,7 +34,7 @@ pub struct Args {
 const IMAGE: &str = "debian-13-cloud";
 
 /// Maximum time, in a lab on a busy machine.
-const LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// Number of attempts where QEMU emulates the processor: some nested guests crash or hang there.
 const TRIES_IN_THE_LAB: u32 = 3;
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<()> {
         return cluster::run(source);
     }
     let began = Instant::now();
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     let mut show = Show::new();
     show.title("A stock Debian from a registry, kept running in a microVM as a KubeVirt manifest says");
     binaries::build_runtime(&progress)?;

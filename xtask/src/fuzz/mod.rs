@@ -62,14 +62,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .seed
         .unwrap_or_else(|| jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());
     if args.planted {
-        let found = planted::find(args.filter.as_deref(), seed, &Progress::new())?;
+        let found = planted::find(args.filter.as_deref(), seed, &Progress::on_stderr())?;
         return Ok(if found {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
         });
     }
-    let folder = build::build(&targets, args.sanitizer, &Progress::new())?;
+    let folder = build::build(&targets, args.sanitizer, &Progress::on_stderr())?;
     if let Some(input) = &args.input {
         let [target] = &targets[..] else {
             bail!(

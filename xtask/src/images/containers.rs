@@ -25,7 +25,7 @@ pub struct Args {
 
 /// Makes `target/images/husk-agent.tar`, and prints its path.
 pub fn run(args: &Args) -> Result<()> {
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     if !args.no_build {
         binaries::build(Profile::Release, &progress)?;
     }

@@ -51,7 +51,7 @@ pub fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     let names: Vec<&str> = args.names.iter().map(String::as_str).collect();
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     if names.is_empty() {
         ensure_all(&progress)
     } else {

@@ -146,7 +146,7 @@ pub fn serial_log(number: u32) -> Result<PathBuf> {
 
 /// Runs `cargo xtask lab`; returns the command's exit status.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     match args.action {
         Action::Up => {
             if native_kvm() {

@@ -37,7 +37,7 @@ pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
 
 /// The case with KubeVirt's example manifests, which runs in the lab.
 fn examples(stage: &mut Stage, source: &Path, build: bool) -> Result<()> {
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     if build {
         stage.cpu = binaries::build(Profile::EndToEnd, &progress)?;
     }
@@ -59,7 +59,7 @@ fn in_cluster(stages: &Stages, source: &Path, build: bool, filter: Option<&str>)
         if cluster::exists() {
             bail!("there is a cluster: end it by cargo xtask cluster down");
         }
-        let progress = Progress::new();
+        let progress = Progress::on_stderr();
         // For virtctl ssh.
         packages::ensure(&progress, &super::TOOLS)?;
         images::ensure(&progress, &["debian-13-cloud"])?;

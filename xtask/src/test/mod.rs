@@ -98,7 +98,7 @@ impl Args {
 
 /// Runs `cargo xtask test`; fails if anything failed or could not be run.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     if args.list {
         binaries::build(Profile::EndToEnd, &progress)?;
         return suite::list().map(|()| ExitCode::SUCCESS);

@@ -37,7 +37,7 @@ pub struct Args {
 /// Runs `cargo xtask reboot`; fails if anything failed.
 pub fn run(args: &Args) -> Result<ExitCode> {
     lab::exit_on_signals()?;
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     if !args.no_build {
         binaries::build(Profile::EndToEnd, &progress)?;
     }

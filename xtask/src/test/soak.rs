@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     crate::lab::exit_on_signals()?;
-    let progress = Progress::new();
+    let progress = Progress::on_stderr();
     binaries::build(Profile::Release, &progress)?;
     images::ensure_all(&progress)?;
     let stages = Stages::new();

@@ -1,0 +1,148 @@
+//! The compared configurations, and how each is started.
+
+use crate::bench_files::BenchFiles;
+use crate::guest::{self, Guest};
+use crate::peers::{Devices, Peer, Peers};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// A VMM in one configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Vmm {
+    /// `husk run`, as users start it.
+    Husk,
+    /// QEMU's microvm. Without an RTC the guest would search for one for over a second.
+    Microvm,
+    /// QEMU's q35.
+    Q35,
+    /// Another VMM.
+    Peer(Peer),
+}
+
+/// Boot source of a guest.
+#[derive(Debug, Clone, Copy)]
+pub enum Source<'a> {
+    /// The kernel and initrd of the benchmark, with this command line.
+    Kernel(&'a str),
+    /// The kernel and the system on this disk.
+    Disk(&'a Path),
+}
+
+/// Memory of a guest that boots a kernel and an initrd.
+pub const KERNEL_MIB: u64 = 256;
+
+/// Memory of a guest that boots a whole Debian.
+pub const DISK_MIB: u64 = 512;
+
+/// Name of Husk's VM.
+const NAME: &str = "bench-boot";
+
+impl Vmm {
+    /// All cases that boot a kernel and an initrd.
+    pub const ALL: [Self; 5] = [
+        Self::Husk,
+        Self::Microvm,
+        Self::Q35,
+        Self::Peer(Peer::Firecracker),
+        Self::Peer(Peer::CloudHypervisor),
+    ];
+
+    /// The cases that boot a disk.
+    pub const WITH_DISK: [Self; 2] = [Self::Husk, Self::Q35];
+
+    /// The case's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Husk => "husk",
+            Self::Microvm => "qemu-microvm",
+            Self::Q35 => "qemu-q35",
+            Self::Peer(peer) => peer.name(),
+        }
+    }
+
+    /// True if the case can be measured: the program of a peer may not be given.
+    pub fn available(self, peers: &Peers) -> bool {
+        match self {
+            Self::Peer(peer) => peers.has(peer),
+            _ => true,
+        }
+    }
+
+    /// Word of `husk.do=` that ends the guest and with it the VMM.
+    pub fn off(self) -> &'static str {
+        match self {
+            // It has no ACPI state S5, and takes a reset as the end.
+            Self::Peer(Peer::Firecracker) => "reboot",
+            _ => "poweroff",
+        }
+    }
+
+    /// The case's name where the guest boots a disk.
+    pub fn disk_name(self) -> String {
+        format!("{}-disk", self.name())
+    }
+
+    /// The VMM for a guest of one vCPU.
+    pub fn ready(self, files: &BenchFiles, peers: &Peers, source: Source<'_>) -> Result<guest::Vmm> {
+        let (mib, append) = match source {
+            Source::Kernel(append) => (KERNEL_MIB, Some(append)),
+            Source::Disk(_) => (DISK_MIB, None),
+        };
+        let guest = Guest {
+            name: NAME,
+            vcpus: 1,
+            mib,
+            append,
+        };
+        match self {
+            Self::Husk => husk(&guest, files, source),
+            Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
+            Self::Q35 => qemu(&guest, "q35", files, source),
+            Self::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default()),
+        }
+    }
+}
+
+fn husk(guest: &Guest<'_>, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
+    match source {
+        Source::Kernel(_) => guest.husk(files, "", ""),
+        Source::Disk(disk) => guest.husk(
+            files,
+            "disks: [{name: root, disk: {bus: virtio}}]",
+            &format!(
+                "volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
+                disk.display()
+            ),
+        ),
+    }
+}
+
+fn qemu(guest: &Guest<'_>, machine: &str, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
+    let mut vmm = guest.qemu(machine, files);
+    if let Source::Disk(disk) = source {
+        let drive = format!(
+            "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",
+            cache(disk)?,
+            disk.display()
+        );
+        vmm.command
+            .args(["-drive", &drive])
+            .args(["-device", "virtio-blk-pci,drive=root,bootindex=0"]);
+    }
+    Ok(vmm)
+}
+
+/// Husk's default cache mode for this file: none where the file system has O_DIRECT.
+fn cache(disk: &Path) -> Result<&'static str> {
+    let direct = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(disk);
+    match direct {
+        Ok(_) => Ok("none"),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok("writethrough"),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", disk.display())),
+    }
+}

@@ -1,0 +1,127 @@
+//! `cargo xtask bench boot`: the time from a VMM's start to its guest's user space, and its cost, compared with QEMU.
+
+mod case;
+mod exits;
+mod inside;
+mod profile;
+mod report;
+
+use super::measure::{self, Job};
+use super::peers::Peers;
+use super::record::Record;
+use super::{svg, vmlinux};
+use anyhow::{Context, Result};
+use inside::Plan;
+use profile::Profile;
+use serde_json::json;
+use std::time::Duration;
+use xtask::progress::Progress;
+use xtask::{checkout, images};
+
+/// Arguments of `cargo xtask bench boot`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Rounds of boots of the same kernel and initrd
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Rounds of boots of a whole Debian from its disk
+    #[arg(long, default_value_t = 3)]
+    disk_runs: u32,
+    /// The guest's kernel
+    #[arg(long, value_enum, default_value_t)]
+    kernel: Kernel,
+    /// Boot the kernel unpacked, as an ELF file
+    #[arg(long)]
+    elf: bool,
+    #[command(flatten)]
+    peers: Peers,
+    /// One round of everything without warm-up, which only shows that the benchmark works
+    #[arg(long, conflicts_with_all = ["runs", "disk_runs"])]
+    quick: bool,
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum Kernel {
+    /// Debian 12's, cloud flavour
+    #[default]
+    #[value(name = "6.1")]
+    Bookworm,
+    /// Debian 13's, cloud flavour
+    #[value(name = "6.12")]
+    Trixie,
+}
+
+impl Kernel {
+    /// The image with kernel and initrd, and the one with a disk.
+    fn images(self) -> [&'static str; 2] {
+        match self {
+            Self::Bookworm => ["initramfs-6.1", "debian-12-cloud"],
+            Self::Trixie => ["initramfs-6.12", "debian-13-cloud"],
+        }
+    }
+}
+
+/// Rounds of profiled boots: their values hardly vary.
+const OBSERVED: u32 = 3;
+
+/// Maximum time of a round, on any machine.
+const ROUND_LIMIT: Duration = Duration::from_secs(900);
+
+/// Runs `cargo xtask bench boot`.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let progress = Progress::on_stderr();
+    let [kernel, disk] = args.kernel.images();
+    measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
+    let image = images::path(kernel)?;
+    let mut kernel = image.join("vmlinuz");
+    if args.elf {
+        let unpacked = vmlinux::unpack(&std::fs::read(&kernel)?)?;
+        kernel = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
+        std::fs::write(&kernel, unpacked).with_context(|| format!("cannot write {}", kernel.display()))?;
+    }
+    let plan = Plan {
+        release: checkout::release(),
+        initrd: image.join("initrd"),
+        kernel,
+        disk: images::path(disk)?.join("disk.img"),
+        peers: args.peers.staged()?,
+        runs: if args.quick { 1 } else { args.runs },
+        observed: if args.quick { 1 } else { OBSERVED.min(args.runs) },
+        disk_runs: if args.quick { 1 } else { args.disk_runs },
+        thorough: !args.quick,
+    };
+    let mut record = Record::default();
+    let format = if args.elf { "ELF" } else { "bzImage" };
+    let guest = image.file_name().unwrap_or_default().to_string_lossy();
+    record
+        .env
+        .insert("guest".to_owned(), json!(format!("{guest}, {format}")));
+    let mut profiles = Vec::new();
+    let job = Job {
+        bench: "boot",
+        limit: ROUND_LIMIT * (plan.runs + plan.observed + plan.disk_runs + 1),
+        plan,
+        in_lab: false,
+    };
+    let measured = job.measure(&progress, &mut record, |profile: Profile, _| {
+        profiles.retain(|known: &Profile| known.case != profile.case);
+        profiles.push(profile);
+    });
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record, &mut profiles));
+    // A short run does not replace a measurement.
+    let name = match (args.quick, args.elf) {
+        (true, _) => "boot-quick",
+        (false, true) => "boot-elf",
+        (false, false) => "boot",
+    };
+    let setting = report::setting(&record);
+    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    measured
+}

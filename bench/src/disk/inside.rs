@@ -1,0 +1,304 @@
+//! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
+
+use super::absent::{Absent, until};
+use super::case::{APPEND, CACHE, Case, DiskFiles, MEMORY_MIB, qemu_img};
+use super::cell::{self, CELLS, Cell};
+use super::fio;
+use crate::cost::Cost;
+use crate::peers::Peers;
+use crate::record::Measurement;
+use crate::rounds::{Attempts, rotated};
+use crate::started::Started;
+use crate::{bench_files, host, message};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Cases and parameters of a measurement.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk` and `husk-vmm`.
+    pub release: PathBuf,
+    /// Kernel of all guests.
+    pub kernel: PathBuf,
+    /// Initrd of all guests, with fio.
+    pub initrd: PathBuf,
+    /// Cases to compare.
+    pub cases: Vec<Case>,
+    /// Other VMMs.
+    pub peers: Peers,
+    /// Rounds, each with every case.
+    pub runs: u32,
+    /// Warm-up of each kind of request in seconds, which is not measured.
+    pub ramp: u32,
+    /// Measured time of each kind of request in seconds.
+    pub seconds: u32,
+    /// Run every case once as a warm-up.
+    pub thorough: bool,
+}
+
+/// A case that cannot be measured on this machine, and the reason.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LeftOut(pub Case, pub String);
+
+/// Size of the disk: it fits into any host's page cache, and is read into the cache before each start.
+const DISK_MIB: u64 = 256;
+
+/// Time limit until user space runs and fio has loaded its sixty libraries.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Maximum time of a cell in addition to its duration.
+const CELL_PATIENCE: Duration = Duration::from_secs(10);
+/// Number of runs that may fail.
+const SPARE: u32 = 3;
+
+/// Runs the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    let folder = bench_files::folder()?;
+    message::news("making the disk".to_owned());
+    let files = DiskFiles::gather(plan, folder.path())?;
+    let facts = [
+        ("vcpus", json!(files.vcpus)),
+        ("memory_mib", json!(MEMORY_MIB)),
+        ("command_line", json!(APPEND)),
+        ("disk_mib", json!(DISK_MIB)),
+        ("cache", json!(CACHE)),
+        ("ramp_s", json!(plan.ramp)),
+        ("seconds", json!(plan.seconds)),
+        ("jobs", json!(cell::jobs(plan.ramp, plan.seconds))),
+    ];
+    message::env(host::facts(&files.common.husk)?, facts);
+
+    let mut bench = Bench {
+        plan,
+        files,
+        cases: plan.cases.clone(),
+        attempts: Attempts::new(SPARE),
+    };
+    if plan.thorough {
+        for case in plan.cases.iter().copied() {
+            bench.attempt(case, "warming up", None)?;
+        }
+    }
+    for run in 1..=plan.runs {
+        for case in rotated(&bench.cases, run) {
+            bench.attempt(case, &format!("round {run} of {}", plan.runs), Some(run))?;
+        }
+    }
+    ensure!(!bench.cases.is_empty(), "none of the cases can be measured here");
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    files: DiskFiles,
+    /// The cases that are not known to be unavailable.
+    cases: Vec<Case>,
+    attempts: Attempts,
+}
+
+impl Bench<'_> {
+    /// Measures `case`, and repeats it if it fails while failures are left. A case that cannot be measured is left out
+    /// from then on.
+    fn attempt(&mut self, case: Case, what: &str, run: Option<u32>) -> Result<()> {
+        if !self.cases.contains(&case) {
+            return Ok(());
+        }
+        let mut absent = None;
+        self.attempts
+            .run(case.name(), what, || match self.measure(case, run) {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    absent = Some(error.downcast::<Absent>()?);
+                    Ok(())
+                }
+            })?;
+        if let Some(Absent(why)) = absent {
+            self.leave_out(case, &why);
+            if case == Case::HuskQcow2 && self.cases.contains(&Case::Q35Qcow2) {
+                self.leave_out(Case::Q35Qcow2, "there is nothing to compare it with");
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_out(&mut self, case: Case, why: &str) {
+        self.cases.retain(|known| *known != case);
+        message::more(LeftOut(case, why.to_owned()));
+    }
+
+    /// Runs all kinds of requests in one guest. Its values are reported at the end, all or none.
+    fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
+        let plan = self.plan;
+        self.files.warm(case)?;
+        let seconds = Duration::from_secs((plan.ramp + plan.seconds).into());
+        let cells = u32::try_from(CELLS.len())?;
+        let patience = PATIENCE + (seconds + CELL_PATIENCE) * cells;
+        let mut started = Started::start(case.ready(&self.files)?, patience)?;
+        let (_, said) = until(&mut started, "husk-bench: disk ")?;
+        let (_, disk) = until(&mut started, ";")?;
+        let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
+        ensure!(
+            sectors == Some(DISK_MIB * 2048),
+            "the guest has another disk: {disk}\n{said}"
+        );
+        let mut costs = Vec::new();
+        for cell in CELLS {
+            let (began, _) = until(&mut started, &cell::begins(cell))?;
+            let counts = began + Duration::from_secs(plan.ramp.into());
+            let end = counts + Duration::from_secs(plan.seconds.into());
+            costs.push(Cost::between(&started, counts, end)?);
+        }
+        let (_, said) = until(&mut started, "husk-bench: done;")?;
+        started.ended()?;
+        let lines = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("husk-bench: result "));
+        let lines: Vec<&str> = lines.collect();
+        ensure!(
+            lines.len() == CELLS.len(),
+            "{} results of {}:\n{said}",
+            lines.len(),
+            CELLS.len()
+        );
+        let mut values = Vec::new();
+        for ((cell, line), cost) in CELLS.iter().zip(lines).zip(costs) {
+            values.extend(figures(cell, line, cost)?);
+        }
+        for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
+            message::measured(Measurement {
+                bench: "disk".to_owned(),
+                case: case.name().to_owned(),
+                metric,
+                unit: unit.to_owned(),
+                value,
+                run: run.unwrap_or_default(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The values of a kind of request from fio's line and the cost: metric, unit, value.
+fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static str, f64)>> {
+    let job = fio::job(line, cell.writes())?;
+    ensure!(job.name == cell.name, "{} instead of {}", job.name, cell.name);
+    let rate = if cell.streams() {
+        job.bytes_s / f64::from(1 << 20)
+    } else {
+        job.iops
+    };
+    Ok(vec![
+        (cell.rate(), cell.unit(), rate),
+        (format!("lat_p50_us_{}", cell.name), "us", job.p50_us),
+        (format!("lat_p99_us_{}", cell.name), "us", job.p99_us),
+        (format!("cpu_us_{}", cell.name), "us", cost.all * 1e6 / job.iops),
+        (
+            format!("cpu_guest_us_{}", cell.name),
+            "us",
+            cost.guest * 1e6 / job.iops,
+        ),
+    ])
+}
+
+impl DiskFiles {
+    /// Adds the jobs to the initrd, and makes the disk.
+    fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
+        let common = bench_files::BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let jobs = cell::jobs(plan.ramp, plan.seconds);
+        common.pack(&[
+            ("script", include_bytes!("guest.sh")),
+            ("jobs", jobs.as_bytes()),
+            ("mark", cell::MARK.as_bytes()),
+        ])?;
+        let raw = folder.join("data.img");
+        fill(&raw)?;
+        let qcow2 = if plan.cases.iter().any(|case| case.is_qcow2()) {
+            let qcow2 = folder.join("data.qcow2");
+            let mut convert = Command::new("qemu-img");
+            convert
+                .args(["convert", "-f", "raw", "-O", "qcow2"])
+                .arg(&raw)
+                .arg(&qcow2);
+            qemu_img(&mut convert)?;
+            Some(qcow2)
+        } else {
+            None
+        };
+        // One processor is left for the VMM; more than four would only wait for each other.
+        let cpus = std::thread::available_parallelism()?.get();
+        Ok(Self {
+            peers: plan.peers.gathered(&common)?,
+            common,
+            raw,
+            qcow2,
+            vcpus: u32::try_from((cpus / 2).clamp(1, 4))?,
+        })
+    }
+
+    /// Flushes the writes of the last case, and reads the disk of `case` into the page cache.
+    fn warm(&self, case: Case) -> Result<()> {
+        let image = match &self.qcow2 {
+            Some(qcow2) if case.is_qcow2() => qcow2,
+            _ => &self.raw,
+        };
+        let mut file = File::open(image).with_context(|| format!("cannot open {}", image.display()))?;
+        file.sync_all()?;
+        let mut buffer = vec![0; 1 << 20];
+        while file.read(&mut buffer)? > 0 {}
+        Ok(())
+    }
+}
+
+/// Makes the disk's image, without holes and repeated parts.
+fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..DISK_MIB {
+        let mut piece = Vec::with_capacity(1 << 20);
+        while piece.len() < 1 << 20 {
+            // Marsaglia's xorshift.
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            piece.extend(random.to_le_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "3;fio-3.39;rand4k_qd1;0;0;146072;72999;20000;2001;1;4619;13.6;56.2;0;13458;40.5;191.7;50.000000%=33;99.000000%=164";
+
+    #[test]
+    fn a_cells_figures_have_names_of_their_own() {
+        let line = format!("{LINE}{}", ";0%=0".repeat(80));
+        let cost = Cost {
+            all: 1.5,
+            guest: 1.0,
+            exits: None,
+        };
+        let values = figures(&CELLS[0], &line, cost).expect("figures");
+        let wanted = [
+            ("iops_rand4k_qd1", "1/s", 20_000.0),
+            ("lat_p50_us_rand4k_qd1", "us", 33.0),
+            ("lat_p99_us_rand4k_qd1", "us", 164.0),
+            // 1.5 seconds of CPU time per second, for 20,000 requests.
+            ("cpu_us_rand4k_qd1", "us", 75.0),
+            ("cpu_guest_us_rand4k_qd1", "us", 50.0),
+        ];
+        let wanted = wanted.map(|(metric, unit, value)| (metric.to_owned(), unit, value));
+        assert_eq!(values, wanted);
+        // The line of another job does not match.
+        assert!(figures(&CELLS[1], &line, cost).is_err());
+    }
+}

@@ -1,0 +1,181 @@
+//! The process that runs where KVM is: starts guests, one at a time, adds and removes a disk, and reports the values.
+
+use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
+use super::console_trace::{ConsoleTrace, FILTER};
+use crate::bench_files::{self, BenchFiles};
+use crate::record::Measurement;
+use crate::rounds::{Attempts, rotated};
+use crate::started::{Started, milliseconds};
+use crate::trace::{PORTS, Trace};
+use crate::{host, message};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Cases and parameters of a measurement.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk`, `husk-vmm` and `husk-uevents`.
+    pub release: PathBuf,
+    /// Kernel of all guests.
+    pub kernel: PathBuf,
+    /// Initrd of all guests.
+    pub initrd: PathBuf,
+    /// Rounds, each with a new guest of every case.
+    pub runs: u32,
+    /// Additions to a guest as a warm-up, which are not measured.
+    pub warmups: u32,
+    /// Measured additions to a guest.
+    pub additions: u32,
+}
+
+/// Size of the disk, which stays empty.
+const DISK_MIB: u64 = 64;
+/// Time limit until user space runs.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of an addition and its removal.
+const PLUG_PATIENCE: Duration = Duration::from_secs(5);
+/// Time after which all work that follows the event is done.
+const REST: Duration = Duration::from_millis(100);
+/// Number of runs that may fail.
+const SPARE: u32 = 2;
+
+/// Runs the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    let folder = bench_files::folder()?;
+    let bench = Bench::new(plan, folder.path())?;
+    let facts = [
+        ("vcpus", json!(1)),
+        ("memory_mib", json!(MEMORY_MIB)),
+        ("command_line", json!(APPEND)),
+        ("disk_mib", json!(DISK_MIB)),
+        ("cache", json!(CACHE)),
+        ("additions", json!(plan.additions)),
+        ("warmups", json!(plan.warmups)),
+    ];
+    message::env(host::facts(&bench.files.husk)?, facts);
+    let attempts = Attempts::new(SPARE);
+    for run in 1..=plan.runs {
+        for case in rotated(&Case::ALL, run) {
+            let what = format!("round {run} of {}", plan.runs);
+            attempts.run(case.name(), &what, || bench.measure(case, run))?;
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    files: BenchFiles,
+    image: PathBuf,
+    trace: Trace,
+}
+
+/// Times of a disk's addition and removal.
+struct Plugged {
+    serial: String,
+    asked: Asked,
+    /// Request to remove the disk.
+    removal: Instant,
+    /// The image is closed.
+    free: Instant,
+}
+
+impl<'a> Bench<'a> {
+    fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
+        let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let program = plan.release.join("husk-uevents");
+        let program =
+            std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let count = format!("{}\n", plan.warmups + plan.additions);
+        files.pack(&[
+            ("script", include_bytes!("guest.sh")),
+            ("husk-uevents", &program),
+            ("count", count.as_bytes()),
+        ])?;
+        let image = folder.join("data.img");
+        File::create_new(&image)?.set_len(DISK_MIB << 20)?;
+        let trace = Trace::new()?;
+        trace.narrow(PORTS, FILTER)?;
+        Ok(Self {
+            plan,
+            files,
+            image,
+            trace,
+        })
+    }
+
+    /// Runs all additions in one guest. Its values are reported at the end, all or none.
+    fn measure(&self, case: Case, run: u32) -> Result<()> {
+        let all = self.plan.warmups + self.plan.additions;
+        self.trace.begin(&[PORTS])?;
+        let mut started = Started::start(case.ready(&self.files)?, PATIENCE + PLUG_PATIENCE * all)?;
+        started.until("ready;")?;
+        let mut plug = case.connect(&self.files)?;
+        let mut plugged = Vec::new();
+        for number in 0..all {
+            // Short: each byte of it that the guest prints causes an exit.
+            let disk = self.plug(&mut started, &mut plug, format!("d{number}"));
+            plugged.push(disk.with_context(|| format!("addition {number}"))?);
+        }
+        started.ended()?;
+        let trace = ConsoleTrace::read(&self.trace.end()?)?;
+        let counted = plugged.iter().skip(self.plan.warmups as usize);
+        let values = counted
+            .map(|disk| disk.figures(&trace))
+            .collect::<Result<Vec<_>>>()?;
+        for (metric, time) in values.into_iter().flatten() {
+            message::measured(Measurement {
+                bench: "hotplug".to_owned(),
+                case: case.name().to_owned(),
+                metric: metric.to_owned(),
+                unit: "ms".to_owned(),
+                value: milliseconds(time),
+                run,
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds and removes a disk.
+    fn plug(&self, started: &mut Started, plug: &mut Plug, serial: String) -> Result<Plugged> {
+        std::thread::sleep(REST);
+        let asked = plug.add(&serial, &self.image)?;
+        started.until(&format!("+{serial};"))?;
+        std::thread::sleep(REST);
+        let removal = Instant::now();
+        plug.remove(&serial)?;
+        let free = Instant::now();
+        started.until(&format!("-{serial};"))?;
+        Ok(Plugged {
+            serial,
+            asked,
+            removal,
+            free,
+        })
+    }
+}
+
+impl Plugged {
+    /// Duration of each step. The guest's times come from the trace instead of the console, because Husk's console
+    /// passes through two more processes.
+    fn figures(&self, trace: &ConsoleTrace) -> Result<[(&'static str, Duration); 5]> {
+        let Asked {
+            image,
+            disk,
+            answered,
+        } = self.asked;
+        let there = format!("+{};", self.serial);
+        let gone = format!("-{};", self.serial);
+        Ok([
+            ("hotplug_ms", trace.since(disk, &there)?),
+            ("hotplug_with_image_ms", trace.since(image, &there)?),
+            ("hotplug_answer_ms", answered - disk),
+            ("unplug_ms", trace.since(self.removal, &gone)?),
+            ("unplug_free_ms", self.free - self.removal),
+        ])
+    }
+}

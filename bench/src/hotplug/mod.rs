@@ -1,0 +1,85 @@
+//! `cargo xtask bench hotplug`: the time from the request for another disk to the guest's event, compared with QEMU.
+
+mod case;
+mod console_trace;
+mod inside;
+mod pod;
+mod report;
+
+use super::measure::{self, Job};
+use super::record::Record;
+use super::svg;
+use anyhow::Result;
+use case::Case;
+use inside::Plan;
+use serde_json::json;
+use std::time::Duration;
+use xtask::progress::Progress;
+use xtask::{checkout, images};
+
+/// Arguments of `cargo xtask bench hotplug`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Rounds of all cases; at least five are needed to compare two cases
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// One round of few additions, which only shows that the benchmark works
+    #[arg(long, conflicts_with = "runs")]
+    quick: bool,
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+/// Image of the guest.
+const IMAGE: &str = "initramfs-6.12";
+
+/// Maximum time of a case in one round, on any machine.
+const CASE_LIMIT: Duration = Duration::from_secs(400);
+
+/// Runs `cargo xtask bench hotplug`.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let progress = Progress::on_stderr();
+    measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
+    let image = images::path(IMAGE)?;
+    let plan = Plan {
+        release: checkout::release(),
+        kernel: image.join("vmlinuz"),
+        initrd: image.join("initrd"),
+        runs: if args.quick { 1 } else { args.runs },
+        warmups: 3,
+        additions: if args.quick { 5 } else { 30 },
+    };
+    let mut record = Record::default();
+    record.env.insert("guest".to_owned(), json!(IMAGE));
+    let cases = u32::try_from(Case::ALL.len())?;
+    let job = Job {
+        bench: "hotplug",
+        limit: CASE_LIMIT * cases * (plan.runs + 1),
+        plan,
+        in_lab: false,
+    };
+    let measured = job.measure(&progress, &mut record, |(), _| {});
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record));
+    // A short run does not replace a measurement.
+    let name = if args.quick { "hotplug-quick" } else { "hotplug" };
+    let setting = report::setting(&record);
+    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    measured
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guests_script_is_shell() {
+        let status = std::process::Command::new("sh")
+            .args(["-n", "-c", include_str!("guest.sh")])
+            .status()
+            .expect("sh");
+        assert!(status.success());
+    }
+}

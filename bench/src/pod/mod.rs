@@ -1,0 +1,86 @@
+//! `cargo xtask bench pod`: the time from `ctr run` to a guest's user space, and the cost of the whole pod, compared
+//! with QEMU.
+
+mod case;
+mod containerd;
+mod image;
+mod inside;
+mod overhead;
+mod report;
+mod running;
+
+use super::measure::{self, Job};
+use super::record::Record;
+use super::svg;
+use anyhow::Result;
+use inside::Plan;
+use serde_json::json;
+use std::time::Duration;
+use xtask::progress::Progress;
+use xtask::{checkout, images};
+
+/// Arguments of `cargo xtask bench pod`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Rounds of single starts
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Rounds of many starts at once
+    #[arg(long, default_value_t = 1)]
+    many_rounds: u32,
+    /// Number of guests
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    many: u32,
+    /// One round of everything without warm-up and with four pods at once, which only shows that the benchmark works
+    #[arg(long, conflicts_with_all = ["rounds", "many_rounds", "many"])]
+    quick: bool,
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+/// Image of the guest.
+const IMAGE: &str = "initramfs-6.12";
+
+/// Number of simultaneous guests in a short run.
+const FEW: u32 = 4;
+
+/// Maximum time of a start, on any machine, including the steps that are not measured.
+const START_LIMIT: Duration = Duration::from_secs(150);
+
+/// Runs `cargo xtask bench pod`.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let progress = Progress::on_stderr();
+    measure::prepare(&progress, &[IMAGE], &[])?;
+    let image = images::path(IMAGE)?;
+    let plan = Plan {
+        release: checkout::release(),
+        kernel: image.join("vmlinuz"),
+        initrd: image.join("initrd"),
+        rounds: if args.quick { 1 } else { args.rounds },
+        many_rounds: if args.quick { 1 } else { args.many_rounds },
+        many: if args.quick { FEW } else { args.many },
+        thorough: !args.quick,
+    };
+    let mut record = Record::default();
+    record.env.insert("guest".to_owned(), json!(IMAGE));
+    let starts = (plan.rounds + 2) * 3 + plan.many_rounds * plan.many * 2;
+    let job = Job {
+        bench: "pod",
+        limit: START_LIMIT * starts,
+        plan,
+        // The lab has the containerd.
+        in_lab: true,
+    };
+    let measured = job.measure(&progress, &mut record, |(), _| {});
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record));
+    // A short run does not replace a measurement.
+    let name = if args.quick { "pod-quick" } else { "pod" };
+    let setting = report::setting(&record);
+    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    measured
+}

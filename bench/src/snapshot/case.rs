@@ -1,0 +1,291 @@
+//! The cases: how each VMM is started, how its guest is saved, and how it is restored.
+
+use super::line::Line;
+use crate::bench_files::BenchFiles;
+use crate::guest::{self, Guest};
+use crate::qmp::Qmp;
+use crate::started::Started;
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// A VMM with one way to save its guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum Case {
+    /// `husk snapshot` and `husk restore`.
+    #[value(name = "husk")]
+    Husk,
+    /// QEMU's migration as one stream, which `cat` writes and reads.
+    #[value(name = "qemu-q35")]
+    Q35,
+    /// QEMU's migration with `mapped-ram`, where each page has its place in the file, and with `multifd`.
+    #[value(name = "qemu-q35-mapped")]
+    Q35Mapped,
+}
+
+/// Memory of every guest.
+pub const MEMORY_MIB: u64 = 1024;
+/// Memory that a guest writes to before it is saved.
+pub const WRITTEN_MIB: u64 = 256;
+/// Memory that a clone writes to.
+pub const MORE_MIB: u64 = 64;
+
+/// Command line of the guests that are saved.
+pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
+/// Command line of a guest whose kernel's first line is timed.
+const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
+
+const NAME: &str = "bench-snapshot";
+/// Interval between attempts to reach a VMM that starts.
+const RETRY: Duration = Duration::from_millis(2);
+/// More than any disk writes in a second: QEMU's default is 128 MiB.
+const UNLIMITED: u64 = 1 << 40;
+
+/// A guest that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Its processes.
+    pub started: Started,
+    /// Its serial line.
+    pub line: Line,
+    /// QEMU's monitor.
+    qmp: Option<Qmp>,
+}
+
+impl Case {
+    /// Husk first, then those it is compared with.
+    pub const ALL: [Self; 3] = [Self::Husk, Self::Q35, Self::Q35Mapped];
+
+    /// Name of the case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Husk => "husk",
+            Self::Q35 => "qemu-q35",
+            Self::Q35Mapped => "qemu-q35-mapped",
+        }
+    }
+
+    /// The VMM of a guest whose kernel prints its first line at once, to the VMM's output.
+    pub fn early(self, files: &BenchFiles) -> Result<guest::Vmm> {
+        let guest = guest(NAME, EARLY);
+        match self {
+            Self::Husk => guest.husk(files, "", ""),
+            Self::Q35 | Self::Q35Mapped => {
+                let mut vmm = guest.qemu("q35", files);
+                devices(&mut vmm);
+                Ok(vmm)
+            }
+        }
+    }
+
+    /// Boots a guest.
+    pub fn boot(self, files: &BenchFiles, patience: Duration) -> Result<Running> {
+        match self {
+            Self::Husk => {
+                let guest = guest(NAME, APPEND);
+                let mut started = Started::start(guest.husk_detached(files)?, patience)?;
+                let line = monitor_line(&mut started, &guest.socket(files))?;
+                started.returned()?;
+                Ok(Running {
+                    started,
+                    line,
+                    qmp: None,
+                })
+            }
+            Self::Q35 | Self::Q35Mapped => {
+                let mut started = Started::start(qemu(files), patience)?;
+                let qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
+                let line = reached(&mut started, &serial_socket(files), Line::socket)?;
+                Ok(Running {
+                    started,
+                    line,
+                    qmp: Some(qmp),
+                })
+            }
+        }
+    }
+
+    /// Saves a guest to the new file or directory `to`; returns the time that it took.
+    pub fn save(self, running: &mut Running, files: &BenchFiles, to: &Path) -> Result<Duration> {
+        let Some(qmp) = &mut running.qmp else {
+            let mut husk = guest::husk(files);
+            husk.args(["snapshot", NAME]).arg(to);
+            let began = Instant::now();
+            let output = husk.stdout(Stdio::null()).output()?;
+            let took = began.elapsed();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "husk snapshot: {}", errors.trim());
+            return Ok(took);
+        };
+        self.prepare(qmp)?;
+        let began = Instant::now();
+        // As Husk does: a guest that ran on would have to be copied more than once.
+        qmp.execute("stop", json!({}))?;
+        qmp.execute("migrate", json!({ "uri": self.uri(to, ">")? }))?;
+        qmp.migrated()?;
+        Ok(began.elapsed())
+    }
+
+    /// Restores a guest, and connects its serial line.
+    pub fn restore(self, files: &BenchFiles, from: &Path, patience: Duration) -> Result<Running> {
+        if self == Self::Husk {
+            return restore_as(NAME, files, from, patience);
+        }
+        let mut vmm = qemu(files);
+        vmm.command.args(["-incoming", "defer"]);
+        let mut started = Started::start(vmm, patience)?;
+        let mut qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
+        let line = reached(&mut started, &serial_socket(files), Line::socket)?;
+        self.prepare(&mut qmp)?;
+        qmp.execute("migrate-incoming", json!({ "uri": self.uri(from, "<")? }))?;
+        qmp.migrated()?;
+        // It was saved while it was stopped.
+        qmp.execute("cont", json!({}))?;
+        Ok(Running {
+            started,
+            line,
+            qmp: Some(qmp),
+        })
+    }
+
+    /// The file that QEMU writes, or reads.
+    fn uri(self, path: &Path, direction: &str) -> Result<String> {
+        let path = path.to_str().context("no text")?;
+        Ok(match self {
+            Self::Q35Mapped => format!("file:{path}"),
+            _ => format!("exec:cat {direction}'{path}'"),
+        })
+    }
+
+    fn prepare(self, qmp: &mut Qmp) -> Result<()> {
+        let capabilities: &[&str] = match self {
+            Self::Q35Mapped => &["events", "mapped-ram", "multifd"],
+            _ => &["events"],
+        };
+        let on = |name: &&str| json!({ "capability": name, "state": true });
+        let capabilities: Vec<Value> = capabilities.iter().map(on).collect();
+        qmp.execute(
+            "migrate-set-capabilities",
+            json!({ "capabilities": capabilities }),
+        )?;
+        let mut parameters = json!({ "max-bandwidth": UNLIMITED });
+        if self == Self::Q35Mapped {
+            parameters["multifd-channels"] = json!(std::thread::available_parallelism()?.get().min(8));
+        }
+        qmp.execute("migrate-set-parameters", parameters)?;
+        Ok(())
+    }
+}
+
+/// Starts `husk snapshot --live --resume` of the guest of a round.
+pub fn save_live(files: &BenchFiles, to: &Path) -> Result<Child> {
+    let mut husk = guest::husk(files);
+    husk.args(["snapshot", NAME]).arg(to).args(["--live", "--resume"]);
+    Ok(husk.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
+}
+
+/// Starts `husk restore` under a name, and connects to the guest's serial line, which may be there before the command
+/// has ended.
+pub fn restore_as(name: &str, files: &BenchFiles, from: &Path, patience: Duration) -> Result<Running> {
+    let guest = guest(name, APPEND);
+    let mut husk = guest::husk(files);
+    husk.arg("restore").arg(from).args(["--name", name, "--detach"]);
+    let mut vmm = guest.as_husk(files, husk);
+    vmm.errors = files.folder.join(format!("errors-{name}"));
+    let mut started = Started::start(vmm, patience)?;
+    let line = monitor_line(&mut started, &guest.socket(files))?;
+    Ok(Running {
+        started,
+        line,
+        qmp: None,
+    })
+}
+
+/// True if QEMU has a capability of migrations.
+pub fn has_capability(files: &BenchFiles, name: &str) -> Result<bool> {
+    let mut vmm = qemu(files);
+    vmm.command.arg("-S");
+    let mut started = Started::start(vmm, Duration::from_secs(60))?;
+    let mut qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
+    let known = qmp.execute("query-migrate-capabilities", json!({}))?;
+    let known = known.as_array().context("no capabilities")?;
+    Ok(known.iter().any(|known| known["capability"] == name))
+}
+
+fn guest<'a>(name: &'a str, append: &'a str) -> Guest<'a> {
+    Guest {
+        name,
+        vcpus: 1,
+        mib: MEMORY_MIB,
+        append: Some(append),
+    }
+}
+
+fn qemu(files: &BenchFiles) -> guest::Vmm {
+    let serial = format!("unix:{},server=on,wait=off", serial_socket(files).display());
+    let mut vmm = guest(NAME, APPEND).qemu_serial("q35", files, &serial);
+    devices(&mut vmm);
+    monitored(&mut vmm, files);
+    vmm
+}
+
+/// The virtio devices that Husk gives every guest.
+fn devices(vmm: &mut guest::Vmm) {
+    for device in ["virtio-scsi-pci", "virtio-serial-pci"] {
+        vmm.command.args(["-device", device]);
+    }
+}
+
+fn monitored(vmm: &mut guest::Vmm, files: &BenchFiles) {
+    let monitor = format!("unix:{},server=on,wait=off", qmp_socket(files).display());
+    vmm.command.args(["-qmp", &monitor]);
+}
+
+fn qmp_socket(files: &BenchFiles) -> PathBuf {
+    files.folder.join("qmp")
+}
+
+fn serial_socket(files: &BenchFiles) -> PathBuf {
+    files.folder.join("serial")
+}
+
+fn monitor_line(started: &mut Started, socket: &Path) -> Result<Line> {
+    reached(started, socket, Line::monitor)
+}
+
+/// Connects to a socket of a VMM that starts.
+fn reached<T>(started: &mut Started, socket: &Path, connect: impl Fn(&Path) -> Result<T>) -> Result<T> {
+    loop {
+        started.has_returned()?;
+        let error = match socket.exists().then(|| connect(socket)) {
+            Some(Ok(connected)) => return Ok(connected),
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        if Instant::now() >= started.deadline() {
+            match error {
+                Some(error) => return Err(error),
+                None => bail!("there is no {}", socket.display()),
+            }
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemus_cases_write_and_read_the_same_file() {
+        let file = Path::new("/a b/saved");
+        let uri = |case: Case, direction| case.uri(file, direction).expect("text");
+        assert_eq!(uri(Case::Q35, ">"), "exec:cat >'/a b/saved'");
+        assert_eq!(uri(Case::Q35, "<"), "exec:cat <'/a b/saved'");
+        assert_eq!(uri(Case::Q35Mapped, ">"), "file:/a b/saved");
+        assert_eq!(uri(Case::Q35Mapped, "<"), "file:/a b/saved");
+    }
+}

@@ -1,0 +1,106 @@
+//! `cargo xtask bench snapshot`: the time to save a guest and until a restored one answers, compared with QEMU's
+//! migration to and from a file, and the memory of many clones of one guest.
+
+mod case;
+mod clones;
+mod inside;
+mod line;
+mod report;
+
+use super::measure::{self, Job};
+use super::record::Record;
+use super::svg::Better;
+use anyhow::{Result, ensure};
+use case::Case;
+use inside::{LeftOut, Plan};
+use serde_json::json;
+use std::time::Duration;
+use xtask::progress::Progress;
+use xtask::{checkout, images};
+
+/// Arguments of `cargo xtask bench snapshot`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Rounds of all cases
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Clones of one guest; 0 for none
+    #[arg(long, default_value_t = 20)]
+    clones: u32,
+    /// Measure this case only; may be repeated
+    #[arg(long, value_enum)]
+    only: Vec<Case>,
+    /// One round and few clones, which only shows that the benchmark works: a missed bar is no failure
+    #[arg(long, conflicts_with_all = ["runs", "clones"])]
+    quick: bool,
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+/// Image of the guest.
+const IMAGE: &str = "initramfs-6.12";
+/// Clones of a quick run.
+const FEW: u32 = 3;
+/// Maximum time of a round, on any machine.
+const ROUND_LIMIT: Duration = Duration::from_secs(600);
+/// Maximum time of a clone.
+const CLONE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `cargo xtask bench snapshot`.
+///
+/// # Errors
+/// Also if a bar is missed.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let progress = Progress::on_stderr();
+    measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
+    let image = images::path(IMAGE)?;
+    let plan = Plan {
+        release: checkout::release(),
+        kernel: image.join("vmlinuz"),
+        initrd: image.join("initrd"),
+        cases: match args.only.is_empty() {
+            true => Case::ALL.into(),
+            false => args.only,
+        },
+        runs: if args.quick { 1 } else { args.runs },
+        clones: if args.quick { FEW } else { args.clones },
+        thorough: !args.quick,
+    };
+    let mut record = Record::default();
+    record.env.insert("guest".to_owned(), json!(IMAGE));
+    let job = Job {
+        bench: "snapshot",
+        limit: ROUND_LIMIT * (plan.runs + 2) + CLONE_LIMIT * plan.clones,
+        plan,
+        in_lab: false,
+    };
+    let measured = job.measure(&progress, &mut record, |LeftOut(case, why), step| {
+        step.say(&format!("without {}: {why}", case.name()));
+    });
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record));
+    // A short run does not replace a measurement.
+    let name = if args.quick { "snapshot-quick" } else { "snapshot" };
+    let setting = report::setting(&record);
+    record.publish(name, &setting, Better::Less, &report::plot(&record))?;
+    measured?;
+    let missed = report::bars(&record).iter().filter(|bar| !bar.is_met()).count();
+    ensure!(args.quick || missed == 0, "missed bars: {missed}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guests_script_is_shell() {
+        let status = std::process::Command::new("sh")
+            .args(["-n", "-c", include_str!("guest.sh")])
+            .status()
+            .expect("sh");
+        assert!(status.success());
+    }
+}

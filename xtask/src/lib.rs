@@ -1,0 +1,20 @@
+//! What the tasks of this checkout share: the lab, guest images, builds, the cluster, packages.
+
+pub mod archive;
+pub mod binaries;
+pub mod checkout;
+pub mod cluster;
+pub mod container_image;
+pub mod debian;
+pub mod demo;
+pub mod fuzz;
+pub mod images;
+pub mod lab;
+pub mod native;
+pub mod packages;
+pub mod progress;
+pub mod self_copy;
+pub mod serial;
+pub mod shell;
+pub mod test;
+pub mod upstream;
