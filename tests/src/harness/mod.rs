@@ -52,7 +52,7 @@ pub struct Case {
 pub const SMALL: Duration = Duration::from_secs(240);
 
 /// Time limit of a case that boots Debian from a disk.
-pub const DEBIAN: Duration = Duration::from_secs(900);
+pub const DEBIAN: Duration = Duration::from_secs(1500);
 
 /// Time after which a step of a guest or of a command counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);
