@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Interval at which the guest's newest line is shown.
 const GLANCE: Duration = Duration::from_millis(250);
 /// Time limit of one step of a boot, in a lab on a busy machine.
-const STEP: Duration = Duration::from_secs(300);
+const STEP: Duration = Duration::from_secs(600);
 
 /// The console of a VM that `husk apply` has started, by `husk console`.
 #[derive(Debug)]
@@ -62,9 +62,10 @@ impl Guest {
             let (started, running) = (time("vmmStarted")?, time("running")?);
             let before = started.duration_since(wall).unwrap_or_default();
             let mib = view["memoryBytes"].as_u64().unwrap_or_default() >> 20;
+            let cpus = view["cpus"].as_u64().unwrap_or_default();
             let what = format!(
-                "{} vCPUs, {mib} MiB; {:.1} s after the command",
-                view["cpus"],
+                "{cpus} vCPU{}, {mib} MiB; {:.1} s after the command",
+                if cpus == 1 { "" } else { "s" },
                 before.as_secs_f64()
             );
             moment(0.0, "VMM started", &what);
