@@ -23,7 +23,16 @@ pub const ENDS: Case = Case {
     name: "apply-ends",
     about: "run strategies of applied VMs, and what is missing, broken or refused",
     limit: Duration::from_secs(600),
-    run: |ctx| with_servers(ctx, &[("run strategies", run_strategies), ("failures", failures)]),
+    run: |ctx| {
+        with_servers(
+            ctx,
+            &[
+                ("restarts", restarts),
+                ("run strategies", run_strategies),
+                ("failures", failures),
+            ],
+        )
+    },
 };
 
 type Part = (&'static str, fn(&TestContext) -> Result<()>);
@@ -312,19 +321,30 @@ fn stop_and_start(ctx: &TestContext) -> Result<()> {
     let console = console(ctx, "whole")?;
     let shell = Shell::small_on(&console)?;
     shell.expect_contains("head -n 1 /dev/vdb", &["kept"])?;
-    // A guest that powers off starts again, and a monitor that is killed too.
-    let reboots = |pid: &str, how: &dyn Fn() -> Result<()>| {
-        let vmm = ctx.json(&["inspect", "whole", "-o", "json"])?["vmmPid"].clone();
+    Ok(())
+}
+
+/// A guest that powers off starts again, and a monitor that is killed too.
+fn restarts(ctx: &TestContext) -> Result<()> {
+    apply(ctx, "vm.yaml", &[vm("again", "Always")])?.ok()?;
+    let again = |how: &dyn Fn() -> Result<()>| {
+        let vmm = ctx.json(&["inspect", "again", "-o", "json"])?["vmmPid"].clone();
         how()?;
         until(|| {
-            let shown = ctx.run(&["inspect", "whole", "-o", "json"])?;
+            let shown = ctx.run(&["inspect", "again", "-o", "json"])?;
             Ok(shown.status == 0 && !shown.text.contains(&format!("\"vmmPid\": {vmm}")))
         })?;
-        until_status(ctx, "whole", "Running").with_context(|| format!("after {pid}"))
+        until_status(ctx, "again", "Running")
     };
-    reboots("power-off", &|| shell.send("poweroff -f"))?;
-    let pid = unit("whole", "MainPID")?;
-    reboots("kill", &|| sh(ctx, &format!("kill -9 {pid}")).map(drop))
+    {
+        let console = console(ctx, "again")?;
+        let shell = Shell::small_on(&console)?;
+        again(&|| shell.send("poweroff -f")).context("after a power-off")?;
+    }
+    let pid = unit("again", "MainPID")?;
+    again(&|| sh(ctx, &format!("kill -9 {pid}")).map(drop)).context("after a kill")?;
+    husk(ctx, &["delete", "-f", "vm.yaml"])?.ok()?;
+    ctx.nothing_left(Duration::from_secs(10))
 }
 
 fn run_strategies(ctx: &TestContext) -> Result<()> {
