@@ -42,7 +42,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             fio(
                 &shell,
                 &format!(
-                    "--name=mixed --ioengine={engine} --direct=1 --iodepth=16 --size=48m --rw=randrw \
+                    "--name=mixed --ioengine={engine} --direct=1 --iodepth=16 --size=24m --rw=randrw \
                      --rwmixread=30 --bssplit={sizes} --fsync=64 --randseed={seed}"
                 ),
             )
@@ -50,7 +50,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     }
     // Through the guest's page cache, then read back from the disk with another pattern of requests.
     ctx.part("cached", || {
-        let job = format!("--name=cached --ioengine=psync --bs=4k --size=16m --randseed={seed}");
+        let job = format!("--name=cached --ioengine=psync --bs=4k --size=8m --randseed={seed}");
         fio(
             &shell,
             &format!("{job} --rw=randwrite --do_verify=0 --end_fsync=1"),
