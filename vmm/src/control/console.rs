@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// Time for which output is collected before it is written. A guest writes single bytes, and every write wakes this
 /// process, the monitor and the client of the console.
-const COALESCE_TIME: Duration = Duration::from_millis(5);
+const COALESCE_TIME: Duration = Duration::from_millis(1);
 /// Minimum time between two writes: an answer to a key comes soon, and a guest that boots costs few wake-ups.
 const WRITE_INTERVAL: Duration = Duration::from_millis(25);
 /// Maximum time to write the last output when the VM has ended.
@@ -149,10 +149,7 @@ impl Pump {
             };
             tokio::select! {
                 written = write_some(fd, &self.output), if !self.output.is_empty() => match written {
-                    Ok(n) => {
-                        self.output.drain(..n);
-                        self.last_write = Some(Instant::now());
-                    }
+                    Ok(n) => drop(self.output.drain(..n)),
                     Err(error) => {
                         tracing::warn!(%error, "the console is closed: discarding output from now on");
                         self.fd = None;
@@ -189,6 +186,9 @@ impl Pump {
         self.output = self.serial.take_output(CHUNK);
         if self.output.len() < CHUNK {
             self.due = None;
+        }
+        if !self.output.is_empty() {
+            self.last_write = Some(Instant::now());
         }
     }
 
