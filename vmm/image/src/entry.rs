@@ -100,8 +100,10 @@ pub enum ReadError {
 
 /// Alignment of concatenated initrds: the kernel looks for the next cpio archive at multiples of this.
 const ALIGNMENT: u64 = 4;
-/// Read budget for a file, in addition to four times its size.
+/// Read budget for a file, in addition to [`AMPLIFICATION`] times its size.
 const BUDGET: u64 = 1 << 30;
+/// Bytes that may be read for a byte of a file: a file in fragments of 4 KiB is read in windows of 64 KiB.
+const AMPLIFICATION: u64 = 16;
 
 impl BootFiles {
     /// Bytes that [`read_into`](Self::read_into) gives.
@@ -172,7 +174,7 @@ impl File {
         disk: &Arc<dyn ReadAt>,
         sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
     ) -> Result<(), VolumeError> {
-        let budget = Budget::new(self.size.saturating_mul(4).saturating_add(BUDGET));
+        let budget = Budget::new(self.size.saturating_mul(AMPLIFICATION).saturating_add(BUDGET));
         let (start, len) = self.place;
         let extent = Extent::whole(Arc::clone(disk), budget)
             .slice(start, len)

@@ -53,7 +53,7 @@ const REQUEST_COST: u64 = 512;
 pub(crate) struct Budget(Cell<u64>);
 
 impl Budget {
-    /// A budget of `bytes`, where each request costs its length and 512 bytes more.
+    /// A budget of `bytes`, where each request costs 512 bytes and what it makes the disk read.
     pub(crate) fn new(bytes: u64) -> Rc<Self> {
         Rc::new(Self(Cell::new(bytes)))
     }
@@ -126,10 +126,6 @@ impl Extent {
     /// Fills `buf` from byte `offset` of the extent.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.budget.spend(buf.len())?;
-        self.fetch(offset, buf)
-    }
-
-    fn fetch(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64);
         if end.is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -173,7 +169,8 @@ impl Cached {
         if buf.len() as u64 >= WINDOW {
             return self.extent.read_at(offset, buf);
         }
-        self.extent.budget.spend(buf.len())?;
+        // What is in a window costs no read.
+        self.extent.budget.spend(0)?;
         let mut windows = self.windows.borrow_mut();
         let (mut offset, mut buf) = (offset, buf);
         while !buf.is_empty() {
@@ -206,7 +203,7 @@ impl Cached {
                     windows.pop().map(|(_, bytes)| bytes).unwrap_or_default()
                 };
                 bytes.resize(left.min(WINDOW) as usize, 0);
-                self.extent.fetch(base, &mut bytes)?;
+                self.extent.read_at(base, &mut bytes)?;
                 windows.insert(0, (base, bytes));
             }
         }
@@ -303,12 +300,23 @@ mod tests {
         assert!(cached.read_at(u64::MAX, &mut [0; 2]).is_err());
     }
 
+    /// Number of single bytes that can be read at these offsets, one after the other.
+    fn reads(budget: u64, offsets: impl Iterator<Item = u64>) -> usize {
+        let cached = Cached::new(extent(8 * WINDOW as usize, budget));
+        offsets
+            .take_while(|offset| cached.read_at(*offset, &mut [0]).is_ok())
+            .count()
+    }
+
     #[test]
     fn an_exhausted_budget_stops_even_cached_reads() {
-        let cached = Cached::new(extent(1000, 10 * (REQUEST_COST + 1)));
-        let reads = (0..100)
-            .take_while(|_| cached.read_at(0, &mut [0]).is_ok())
-            .count();
-        assert_eq!(reads, 10);
+        let window = REQUEST_COST + WINDOW;
+        assert_eq!(reads(window + 10 * REQUEST_COST, std::iter::repeat(0)), 10);
+    }
+
+    #[test]
+    fn a_read_costs_the_window_that_the_disk_reads_for_it() {
+        let scattered = (0..).map(|n| n % 8 * WINDOW);
+        assert_eq!(reads(10 * (2 * REQUEST_COST + WINDOW), scattered), 10);
     }
 }
