@@ -17,7 +17,7 @@ pub(crate) use follower::Follower;
 use follower::StopLevel;
 
 /// Interval between attempts to connect to a monitor that is starting.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The VMs in the foreground and the requested stop level.
 #[derive(Debug)]
