@@ -46,10 +46,10 @@ const RUNTIME: Build = Build {
         "husk-vsock",
     ],
 };
-/// What only the agent's image, the end-to-end suite and the benchmark of clusters need.
+/// What only the agent's image, the end-to-end suite and benchmarks need.
 const SUITE: Build = Build {
-    packages: &["husk-agent", "husk-agent-testing", "husk-tests"],
-    binaries: &["husk-agent", "husk-played-nodes", "husk-e2e"],
+    packages: &["husk-agent", "husk-agent-testing", "husk-floor", "husk-tests"],
+    binaries: &["husk-agent", "husk-played-nodes", "husk-floor", "husk-e2e"],
 };
 /// Everything but the VMM.
 const OTHERS: &[Build] = &[RUNTIME, SUITE];

@@ -19,6 +19,8 @@ pub enum Vmm {
     Q35,
     /// Another VMM.
     Peer(Peer),
+    /// `husk-floor`, which shows the guest as little as possible.
+    Floor,
 }
 
 /// Boot source of a guest.
@@ -36,17 +38,23 @@ pub const KERNEL_MIB: u64 = 256;
 /// Memory of a guest that boots a whole Debian.
 pub const DISK_MIB: u64 = 512;
 
+/// Name of the case of the least program that boots the kernel.
+pub const FLOOR: &str = "floor";
+/// Name of that program.
+pub const FLOOR_PROGRAM: &str = "husk-floor";
+
 /// Name of Husk's VM.
 const NAME: &str = "bench-boot";
 
 impl Vmm {
     /// All cases that boot a kernel and an initrd.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Husk,
         Self::Microvm,
         Self::Q35,
         Self::Peer(Peer::Firecracker),
         Self::Peer(Peer::CloudHypervisor),
+        Self::Floor,
     ];
 
     /// The cases that boot a disk.
@@ -59,22 +67,24 @@ impl Vmm {
             Self::Microvm => "qemu-microvm",
             Self::Q35 => "qemu-q35",
             Self::Peer(peer) => peer.name(),
+            Self::Floor => FLOOR,
         }
     }
 
-    /// True if the case can be measured: the program of a peer may not be given.
-    pub fn available(self, peers: &Peers) -> bool {
+    /// True if this case of another VMM or of the floor is to be measured. The others always are.
+    pub fn asked_for(self, peers: &Peers, floor: bool) -> bool {
         match self {
             Self::Peer(peer) => peers.has(peer),
-            _ => true,
+            Self::Floor => floor,
+            Self::Husk | Self::Microvm | Self::Q35 => true,
         }
     }
 
     /// Word of `husk.do=` that ends the guest and with it the VMM.
     pub fn off(self) -> &'static str {
         match self {
-            // It has no ACPI state S5, and takes a reset as the end.
-            Self::Peer(Peer::Firecracker) => "reboot",
+            // They have no ACPI state S5, and take a reset as the end.
+            Self::Peer(Peer::Firecracker) | Self::Floor => "reboot",
             _ => "poweroff",
         }
     }
@@ -101,6 +111,7 @@ impl Vmm {
             Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
             Self::Q35 => qemu(&guest, "q35", files, source),
             Self::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default()),
+            Self::Floor => Ok(floor(&guest, files)),
         }
     }
 }
@@ -116,6 +127,18 @@ fn husk(guest: &Guest<'_>, files: &BenchFiles, source: Source<'_>) -> Result<gue
                 disk.display()
             ),
         ),
+    }
+}
+
+fn floor(guest: &Guest<'_>, files: &BenchFiles) -> guest::Vmm {
+    let mut command = guest::program(&files.folder.join(FLOOR_PROGRAM));
+    command.arg(&files.kernel).arg(&files.initrd);
+    command.arg(guest.mib.to_string());
+    command.arg(format!("{} panic=1 reboot=k", guest.append.unwrap_or_default()));
+    guest::Vmm {
+        command,
+        stop: None,
+        errors: files.folder.join("errors"),
     }
 }
 

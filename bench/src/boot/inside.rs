@@ -1,6 +1,6 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
-use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
+use super::case::{DISK_MIB, FLOOR_PROGRAM, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
 use crate::bench_files::{self, BenchFiles};
@@ -30,6 +30,8 @@ pub struct Plan {
     pub disk: PathBuf,
     /// Other VMMs.
     pub peers: Peers,
+    /// Also measure the least program that boots the kernel, an ELF file.
+    pub floor: bool,
     /// Rounds of timed boots of the kernel.
     pub runs: u32,
     /// Rounds of profiled boots.
@@ -65,13 +67,16 @@ const SPARE: u32 = 2;
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
     let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
+    if plan.floor {
+        files.add(&plan.release.join(FLOOR_PROGRAM))?;
+    }
     let bench = Bench {
         peers: plan.peers.gathered(&files)?,
         files,
         trace: Trace::new()?,
     };
     let mut cases = Vmm::ALL.to_vec();
-    cases.retain(|vmm| vmm.available(&plan.peers));
+    cases.retain(|vmm| vmm.asked_for(&plan.peers, plan.floor));
     let facts = [
         ("vcpus", json!(1)),
         ("memory_mib", json!(KERNEL_MIB)),

@@ -33,6 +33,9 @@ pub struct Args {
     /// Boot the kernel unpacked, as an ELF file
     #[arg(long)]
     elf: bool,
+    /// Also measure the least program that boots the kernel: no VMM can take less
+    #[arg(long, requires = "elf")]
+    floor: bool,
     #[command(flatten)]
     peers: Peers,
     /// One round of everything without warm-up, which only shows that the benchmark works
@@ -91,6 +94,7 @@ pub fn run(args: Args) -> Result<()> {
         kernel,
         disk: images::path(disk)?.join("disk.img"),
         peers: args.peers.staged()?,
+        floor: args.floor,
         runs: if args.quick { 1 } else { args.runs },
         observed: if args.quick { 1 } else { OBSERVED.min(args.runs) },
         disk_runs: if args.quick { 1 } else { args.disk_runs },

@@ -1,6 +1,6 @@
 //! Report of the measured values.
 
-use super::case::Vmm;
+use super::case::{FLOOR, Vmm};
 use super::exits::Counts;
 use super::profile::Profile;
 use crate::limits::{Limit, held, panel};
@@ -77,6 +77,20 @@ const LIMITS: &[Limit] = &[
     },
     Limit {
         case: "husk",
+        metric: "to_userspace_ms",
+        what: "start → user space",
+        most: 1.1,
+        of: Some((FLOOR, "to_userspace_ms")),
+    },
+    Limit {
+        case: "husk",
+        metric: "pre_kernel_ms",
+        what: "start → kernel's first line",
+        most: 1.1,
+        of: Some((FLOOR, "pre_kernel_ms")),
+    },
+    Limit {
+        case: "husk",
         metric: "kvm_exits",
         what: "KVM exits before user space",
         most: 3000.0,
@@ -134,11 +148,11 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// The cases with a kernel and an initrd: without the peers that were not measured.
+/// The cases with a kernel and an initrd, without those that were not asked for.
 fn kernel_cases(record: &Record) -> Vec<String> {
     let measured = |name: &str| record.measurements.iter().any(|m| m.case == name);
     let cases = Vmm::ALL.into_iter();
-    let cases = cases.filter(|vmm| !matches!(vmm, Vmm::Peer(_)) || measured(vmm.name()));
+    let cases = cases.filter(|vmm| !matches!(vmm, Vmm::Peer(_) | Vmm::Floor) || measured(vmm.name()));
     cases.map(|vmm| vmm.name().to_owned()).collect()
 }
 
