@@ -27,12 +27,13 @@ const VMM: Build = Build {
     packages: &["husk-vmm"],
     binaries: &["husk-vmm"],
 };
-/// What runs VMs, and the programs that measure inside guests.
+/// What runs VMs, and programs of benchmarks: the floor of a boot, and those that measure inside guests.
 const RUNTIME: Build = Build {
     packages: &[
         "husk-cli",
         "husk-import",
         "husk-containerd-shim",
+        "husk-floor",
         "husk-guest-programs",
     ],
     binaries: &[
@@ -40,16 +41,17 @@ const RUNTIME: Build = Build {
         "husk-import",
         "containerd-shim-husk-v2",
         "husk-answers",
+        "husk-floor",
         "husk-flow",
         "husk-netload",
         "husk-uevents",
         "husk-vsock",
     ],
 };
-/// What only the agent's image, the end-to-end suite and benchmarks need.
+/// What only the agent's image, the end-to-end suite and the benchmark of clusters need.
 const SUITE: Build = Build {
-    packages: &["husk-agent", "husk-agent-testing", "husk-floor", "husk-tests"],
-    binaries: &["husk-agent", "husk-played-nodes", "husk-floor", "husk-e2e"],
+    packages: &["husk-agent", "husk-agent-testing", "husk-tests"],
+    binaries: &["husk-agent", "husk-played-nodes", "husk-e2e"],
 };
 /// Everything but the VMM.
 const OTHERS: &[Build] = &[RUNTIME, SUITE];
