@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_pit_config, kvm_segment, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use linux_loader::loader::KernelLoader;
 use linux_loader::loader::elf::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
@@ -55,8 +55,9 @@ impl Trigger for Interrupt {
 
 /// A VM whose kernel is not loaded yet.
 pub struct Guest {
-    // Dropped before the memory: its descriptor is the last of the VM.
+    // vCPU and VM are dropped before the memory. The interrupt ends with the VM's descriptor.
     vcpu: VcpuFd,
+    _vm: VmFd,
     memory: GuestMemoryMmap,
     size: u64,
     serial: Serial<Interrupt, NoEvents, Stdout>,
@@ -80,7 +81,7 @@ impl Guest {
             memory_size: size,
             userspace_addr: memory.get_host_address(GuestAddress(0))? as u64,
         };
-        // SAFETY: the mapping outlives the vCPU, which keeps the VM alive, and no other slot overlaps it.
+        // SAFETY: the mapping outlives the VM, as the order of the fields says, and no other slot overlaps it.
         unsafe { vm.set_user_memory_region(region) }?;
         vm.set_tss_address(TSS)?;
         vm.create_irq_chip()?;
@@ -97,6 +98,7 @@ impl Guest {
         vm.register_irqfd(&interrupt, COM1_IRQ)?;
         Ok(Self {
             vcpu,
+            _vm: vm,
             memory,
             size,
             serial: Serial::new(Interrupt(interrupt), io::stdout()),
