@@ -1,5 +1,6 @@
 //! The guest: memory, boot protocol and exits.
 
+use crate::acpi;
 use anyhow::{Context, Result, bail, ensure};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_pit_config, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -20,8 +21,8 @@ const MEMORY_MAP: u64 = 0x6200;
 const MEMORY_MAP_ENTRY: u64 = size_of::<hvm_memmap_table_entry>() as u64;
 const COMMAND_LINE: u64 = 0x7000;
 const COMMAND_LINE_LIMIT: usize = 2048;
-/// End of the memory below the hole for video memory and option ROMs, and its other end.
-const LOW_END: u64 = 0xa_0000;
+/// End of the memory below the tables and the hole for video memory and option ROMs, and the hole's other end.
+const LOW_END: u64 = acpi::START;
 const HIGH_START: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
 const MAGIC: u32 = 0x336e_c578;
@@ -32,9 +33,6 @@ const COM1_IRQ: u32 = 4;
 const KEYBOARD_COMMAND: u16 = 0x64;
 const KEYBOARD_RESET: u8 = 0xfe;
 const RTC_DATA: u16 = 0x71;
-
-/// errno of an interrupted call.
-const EINTR: i32 = 4;
 
 const CPUID_FEATURES: u32 = 1;
 const ECX_TSC_DEADLINE: u32 = 1 << 24;
@@ -74,12 +72,15 @@ impl Guest {
         let kvm = Kvm::new().context("/dev/kvm")?;
         let vm = kvm.create_vm()?;
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), usize::try_from(size)?)])?;
+        let host = memory.get_host_address(GuestAddress(0))?;
+        // SAFETY: the advice changes no byte of the mapping, which is `size` bytes long.
+        unsafe { libc::madvise(host.cast(), usize::try_from(size)?, libc::MADV_HUGEPAGE) };
         let region = kvm_userspace_memory_region {
             slot: 0,
             flags: 0,
             guest_phys_addr: 0,
             memory_size: size,
-            userspace_addr: memory.get_host_address(GuestAddress(0))? as u64,
+            userspace_addr: host as u64,
         };
         // SAFETY: the mapping outlives the VM, as the order of the fields says, and no other slot overlaps it.
         unsafe { vm.set_user_memory_region(region) }?;
@@ -131,12 +132,15 @@ impl Guest {
                 .write_obj(entry, GuestAddress(MEMORY_MAP + index * MEMORY_MAP_ENTRY))?;
         }
         self.memory.write_obj(module, GuestAddress(MODULES))?;
+        self.memory
+            .write_slice(&acpi::tables(), GuestAddress(acpi::START))?;
         let info = hvm_start_info {
             magic: MAGIC,
             version: 1,
             nr_modules: 1,
             modlist_paddr: MODULES,
             cmdline_paddr: COMMAND_LINE,
+            rsdp_paddr: acpi::START,
             memmap_paddr: MEMORY_MAP,
             memmap_entries: u32::try_from(map.len())?,
             ..Default::default()
@@ -208,7 +212,7 @@ impl Guest {
                 Ok(VcpuExit::MmioRead(_, data)) => data.fill(0xff),
                 Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => {}
                 Ok(exit) => bail!("the guest ended: {exit:?}"),
-                Err(error) if error.errno() == EINTR => {}
+                Err(error) if error.errno() == libc::EINTR => {}
                 Err(error) => return Err(error).context("KVM_RUN"),
             }
         }

@@ -1,9 +1,10 @@
 //! The least program that boots a Linux guest: `husk-floor KERNEL INITRD MIB COMMAND-LINE`.
 //!
 //! It is the floor of `cargo xtask bench boot`: one thread, one vCPU, the interrupt controllers and the timer that KVM
-//! has, and a serial port. The guest sees no firmware, no ACPI tables and no bus. KERNEL is an ELF file with a PVH
-//! entry. The program ends when the guest resets the machine by the keyboard controller.
+//! has, and a serial port. The guest sees no firmware, no bus, and of ACPI the table of interrupt controllers only. KERNEL
+//! is an ELF file with a PVH entry. The program ends when the guest resets the machine by the keyboard controller.
 
+mod acpi;
 mod guest;
 
 use anyhow::{Context, Result, bail};
