@@ -22,7 +22,7 @@ pub const LIFE: Case = Case {
 pub const ENDS: Case = Case {
     name: "apply-ends",
     about: "run strategies of applied VMs, and what is missing, broken or refused",
-    limit: Duration::from_secs(600),
+    limit: Duration::from_secs(900),
     run: |ctx| {
         with_servers(
             ctx,
