@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The checkout's root folder.
 pub fn root() -> &'static Path {
@@ -29,6 +30,11 @@ pub fn cache() -> Result<PathBuf> {
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
         .context("neither XDG_CACHE_HOME nor HOME is set")?;
     folder(base.join("husk"))
+}
+
+/// The cargo that runs this program, or the one on PATH.
+pub fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Creates the folder `path` and its missing parents. If root creates them in a user's folder, that user owns them.
@@ -61,13 +67,21 @@ fn make(path: &Path) -> std::io::Result<()> {
 
 /// The command line that runs `cargo xtask ARGUMENTS` as root for this user.
 pub fn as_root(arguments: &str) -> String {
-    let xtask = std::env::current_exe().unwrap_or_else(|_| target().join("debug/xtask"));
+    // The benchmarks are another program beside it.
+    let this = std::env::current_exe().unwrap_or_else(|_| target().join("debug/xtask"));
+    let xtask = this.with_file_name("xtask");
     format!("sudo \"HOME=$HOME\" {} {arguments}", xtask.display())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_is_told_to_run_xtask() {
+        let line = as_root("lab image");
+        assert!(line.ends_with("/xtask lab image"), "{line}");
+    }
 
     #[test]
     fn folders_are_made_once() {
