@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -27,7 +26,7 @@ const VMM: Build = Build {
     packages: &["husk-vmm"],
     binaries: &["husk-vmm"],
 };
-/// What runs VMs, and programs of benchmarks: the floor of a boot, and those that measure inside guests.
+/// The programs that run VMs, and those of benchmarks: the floor of a boot, and those that measure inside guests.
 const RUNTIME: Build = Build {
     packages: &[
         "husk-cli",
@@ -127,7 +126,7 @@ pub fn static_arguments() -> [&'static str; 5] {
 fn run(builds: &[Build], cargo_profile: &str, progress: &Progress) -> Result<Duration> {
     let packages = builds.iter().flat_map(|build| build.packages);
     let binaries: Vec<&str> = builds.iter().flat_map(|build| build.binaries).copied().collect();
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = checkout::cargo();
     cargo
         .args(["build", "--profile", cargo_profile])
         .args(static_arguments())

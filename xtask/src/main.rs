@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Parser;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use xtask::{checkout, cluster, demo, fuzz, images, lab, test};
 
 /// Runs tests, benchmarks and other tasks for this checkout.
@@ -63,9 +63,9 @@ fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Becomes the program of the benchmarks.
+/// Builds the program of the benchmarks, and replaces this process with it. Relative paths stay those of the user.
 fn bench(arguments: &[OsString]) -> Result<()> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = checkout::cargo();
     cargo
         .args(["run", "--quiet", "--package", "husk-bench", "--manifest-path"])
         .arg(checkout::root().join("Cargo.toml"))

@@ -38,7 +38,7 @@ pub fn build_in(root: &Path, targets: &[String], sanitizer: bool, progress: &Pro
         flags.push_str(" -Zsanitizer=address");
         nightly()?
     } else {
-        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        checkout::cargo()
     };
     cargo
         .args(["build", "--release", "--locked", "--target", TARGET])

@@ -56,7 +56,7 @@ const NATIVE_KVM: &str = "native_kvm::";
 
 /// A cargo command in the checkout that ends with this process.
 pub fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = checkout::cargo();
     command
         .args(arguments)
         .current_dir(checkout::root())
