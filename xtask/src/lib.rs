@@ -1,4 +1,4 @@
-//! What the tasks of this checkout share: the lab, guest images, builds, the cluster, packages.
+//! The tasks of `cargo xtask`, and the modules that they share with the benchmarks: lab, guest images, builds, cluster.
 
 pub mod archive;
 pub mod binaries;

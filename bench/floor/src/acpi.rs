@@ -1,4 +1,4 @@
-//! The one ACPI table without which Linux uses the 8259 interrupt controllers: the MADT.
+//! The MADT, by which Linux finds the I/O APIC. Without it, Linux uses the slower 8259 interrupt controllers.
 
 use acpi_tables::Aml;
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};

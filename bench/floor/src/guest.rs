@@ -14,15 +14,16 @@ use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Where the boot structures of PVH are (Xen's docs/misc/pvh.pandoc).
+/// Addresses of the boot structures of PVH (Xen's docs/misc/pvh.pandoc).
 const START_INFO: u64 = 0x6000;
 const MODULES: u64 = 0x6100;
 const MEMORY_MAP: u64 = 0x6200;
 const MEMORY_MAP_ENTRY: u64 = size_of::<hvm_memmap_table_entry>() as u64;
 const COMMAND_LINE: u64 = 0x7000;
 const COMMAND_LINE_LIMIT: usize = 2048;
-/// End of the memory below the tables and the hole for video memory and option ROMs, and the hole's other end.
+/// End of the memory below the ACPI tables.
 const LOW_END: u64 = acpi::START;
+/// Start of the memory above the hole for video memory and option ROMs.
 const HIGH_START: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
 const MAGIC: u32 = 0x336e_c578;
@@ -38,7 +39,7 @@ const CPUID_FEATURES: u32 = 1;
 const ECX_TSC_DEADLINE: u32 = 1 << 24;
 const ECX_HYPERVISOR: u32 = 1 << 31;
 
-/// Where KVM keeps three pages of its own on an Intel processor without unrestricted guests.
+/// Address of the three pages that KVM uses itself on an Intel processor without unrestricted guests.
 const TSS: usize = 0xfffb_d000;
 
 struct Interrupt(EventFd);
@@ -51,10 +52,10 @@ impl Trigger for Interrupt {
     }
 }
 
-/// A VM whose kernel is not loaded yet.
+/// A VM with one vCPU.
 pub struct Guest {
-    // vCPU and VM are dropped before the memory. The interrupt ends with the VM's descriptor.
     vcpu: VcpuFd,
+    /// When it is closed, KVM no longer delivers the serial port's interrupt.
     _vm: VmFd,
     memory: GuestMemoryMmap,
     size: u64,
@@ -82,7 +83,8 @@ impl Guest {
             memory_size: size,
             userspace_addr: host as u64,
         };
-        // SAFETY: the mapping outlives the VM, as the order of the fields says, and no other slot overlaps it.
+        // SAFETY: the guest accesses the mapping only while the vCPU runs, and it runs only in `run`, whose value owns
+        // the mapping. No other slot overlaps it.
         unsafe { vm.set_user_memory_region(region) }?;
         vm.set_tss_address(TSS)?;
         vm.create_irq_chip()?;

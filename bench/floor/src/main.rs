@@ -1,8 +1,11 @@
 //! The least program that boots a Linux guest: `husk-floor KERNEL INITRD MIB COMMAND-LINE`.
 //!
-//! It is the floor of `cargo xtask bench boot`: one thread, one vCPU, the interrupt controllers and the timer that KVM
-//! has, and a serial port. The guest sees no firmware, no bus, and of ACPI the table of interrupt controllers only. KERNEL
-//! is an ELF file with a PVH entry. The program ends when the guest resets the machine by the keyboard controller.
+//! It is the floor of `cargo xtask bench boot`: one thread, one vCPU, KVM's interrupt controllers and timer, and a
+//! serial port. The guest has no firmware and no bus, and its only ACPI table is that of the interrupt controllers.
+//! KERNEL is an ELF file with a PVH entry. The program ends when the guest resets the machine through the keyboard
+//! controller.
+//!
+//! It shares no code with husk-vmm, so that it does not share its costs either.
 
 mod acpi;
 mod guest;

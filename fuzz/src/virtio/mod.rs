@@ -46,7 +46,7 @@ const SLOT_COUNT: u64 = 64;
 
 /// Most actions of a program.
 const MAX_ACTIONS: usize = 32;
-/// Most saves of a program: each builds the device anew, which takes as long as a whole program.
+/// Maximum number of saves in a program. Each builds the device anew, which takes as long as a whole program.
 const MAX_SAVES: usize = 2;
 /// Most descriptors of a chain.
 const MAX_CHAIN: usize = 20;
