@@ -34,6 +34,16 @@ pub(super) struct Bridge {
     pub(super) gateway: Ipv4Net,
 }
 
+/// True if there is a bridge, finished or not.
+pub(super) fn exists() -> bool {
+    // By netlink, not SIOCGIFINDEX: for a name that does not exist that ioctl runs modprobe twice.
+    let is_there = |netlink: Netlink| {
+        let of = |name| netlink.link_by_name(name).is_ok_and(|link| link.is_some());
+        of(BRIDGE) || of(NEW_BRIDGE)
+    };
+    Netlink::open().is_ok_and(is_there)
+}
+
 /// Creates the bridge if needed, and enables NAT and forwarding for it. An existing bridge keeps its network. The
 /// caller holds the lock.
 pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bridge, NetworkFault> {

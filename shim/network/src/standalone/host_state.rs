@@ -31,7 +31,7 @@ pub(super) struct ForwardingDevice {
 
 impl ForwardingDevice {
     pub(super) fn is_there(&self) -> bool {
-        device_index::of(&self.device).is_ok_and(|index| index == self.index)
+        device_index::name(self.index).is_ok_and(|name| name == self.device)
     }
 }
 

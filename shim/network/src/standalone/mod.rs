@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::device_index;
 use super::device_names::PRIMARY_NIC;
 use super::error::{NetworkError, NetworkFault};
 use super::location::NetworkLocation;
@@ -115,9 +114,7 @@ impl StandaloneNetwork {
     /// Removes what killed monitors left.
     pub fn clean_up(&self) -> Result<(), NetworkError> {
         // Usually there is nothing to remove, or this user may not change it.
-        let is_there = |name| device_index::of(name).is_ok();
-        let is_made = [bridge::BRIDGE, bridge::NEW_BRIDGE].into_iter().any(is_there);
-        if !(is_made || self.is_kept()) || check_privileges(true).is_err() {
+        if !(bridge::exists() || self.is_kept()) || check_privileges(true).is_err() {
             return Ok(());
         }
         Ok(self.change(bridge::clean_up)?)
