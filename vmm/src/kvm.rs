@@ -91,6 +91,7 @@ impl KvmHost {
             (Cap::Irqchip, "an in-kernel irqchip"),
             (Cap::Irqfd, "irqfd"),
             (Cap::Ioeventfd, "ioeventfd"),
+            (Cap::CoalescedPio, "coalesced port writes"),
             (Cap::UserMemory, "user memory slots"),
             (Cap::ImmediateExit, "immediate_exit"),
             (Cap::SetTssAddr, "a TSS address"),

@@ -14,11 +14,12 @@ use crate::failure::{chain, one_line};
 const API_VERSION: i32 = 12;
 
 /// Capabilities the VMM requires.
-const REQUIRED: [(Cap, &str); 14] = [
+const REQUIRED: [(Cap, &str); 15] = [
     (Cap::Irqchip, "irqchip"),
     (Cap::Irqfd, "irqfd"),
     (Cap::Ioeventfd, "ioeventfd"),
     (Cap::ImmediateExit, "immediate exit"),
+    (Cap::CoalescedPio, "coalesced port writes"),
     (Cap::UserMemory, "user memory"),
     (Cap::IrqRouting, "irq routing"),
     (Cap::SignalMsi, "signal MSI"),

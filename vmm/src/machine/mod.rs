@@ -31,7 +31,7 @@ use crate::ram::{DirtyPages, GuestRam, MemoryBacking, MemoryFile};
 use crate::smbios;
 use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::state::tsc::SavedTsc;
-use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
+use crate::vcpu::{self, CoalescedWrites, Vcpu, VcpuContext, VcpuSink, signal};
 use crate::vm_state::{SavedClock, SavedIrqchips};
 use event::{EventFn, halt_on_final_event};
 use generation::Generation;
@@ -207,17 +207,13 @@ impl Machine {
             devices.add_plugged_nic(slot, nic)?;
         }
 
-        let vcpus = spawn_vcpus(
-            host,
-            &vm,
-            (topology, saved),
-            VcpuContext {
-                ports,
-                mmio,
-                halted: halted.clone(),
-                sink: vcpu_sink(event),
-            },
-        )?;
+        let vcpus = spawn_vcpus(host, &vm, (topology, saved), |coalesced| VcpuContext {
+            ports,
+            mmio,
+            coalesced: Arc::new(coalesced),
+            halted: halted.clone(),
+            sink: vcpu_sink(event),
+        })?;
         let irqchips = SavedIrqchips::capture(&vm)?;
         Ok(Self {
             vm,
@@ -535,19 +531,24 @@ fn spawn_vcpus(
     host: &KvmHost,
     vm: &VmFd,
     (topology, saved): (Topology, Option<&SavedMachine>),
-    context: VcpuContext,
+    context: impl FnOnce(CoalescedWrites) -> VcpuContext,
 ) -> Result<Vec<Vcpu>, MachineError> {
     signal::install()?;
-    let mut vcpus = Vec::new();
-    for index in 0..topology.vcpus() {
+    let create = |index| {
         let saved = saved.and_then(|saved| {
             let index = index as usize;
             Some((saved.vcpus.get(index)?, saved.clock.tscs.get(index)?))
         });
-        let new = vcpu::create(host, vm, topology, index, saved)?;
-        vcpus.push(Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone())?);
-    }
-    Ok(vcpus)
+        vcpu::create(host, vm, topology, index, saved)
+    };
+    let created = (0..topology.vcpus()).map(create);
+    let created = created.collect::<Result<Vec<_>, _>>()?;
+    let Some(first) = created.first() else {
+        return Ok(vec![]);
+    };
+    let context = context(CoalescedWrites::new(vm, first)?);
+    let spawn = |(index, new)| Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone());
+    Ok((0..).zip(created).map(spawn).collect::<Result<_, _>>()?)
 }
 
 /// Creates a nonblocking, close-on-exec eventfd.

@@ -15,6 +15,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::kvm::KvmError;
 
+mod coalesced;
 mod create;
 pub mod entry;
 mod pause;
@@ -28,6 +29,7 @@ use signal::Kicker;
 use state::VcpuState;
 use state::tsc::{self, SavedTsc, TscTarget};
 
+pub use coalesced::CoalescedWrites;
 pub use create::{NewVcpu, create};
 pub use pause::{pause_all, resume_all, set_tscs};
 pub use saved::SavedVcpu;
@@ -57,6 +59,8 @@ pub struct VcpuContext {
     pub ports: Arc<Bus>,
     /// Bus of memory-mapped I/O.
     pub mmio: Arc<Bus>,
+    /// The port writes that do not leave the guest.
+    pub coalesced: Arc<CoalescedWrites>,
     /// Set when the machine ends or resets: no vCPU enters the guest again until the flag is clear and [`Vcpu::run`] is
     /// called.
     pub halted: Arc<AtomicBool>,
@@ -351,9 +355,16 @@ impl VcpuActor {
     }
 
     fn enter(&self, fd: &mut VcpuFd) -> RunOutcome {
-        let VcpuContext { ports, mmio, .. } = &self.context;
+        let VcpuContext {
+            ports,
+            mmio,
+            coalesced,
+            ..
+        } = &self.context;
         let run: *const kvm_run = fd.get_kvm_run();
-        match fd.run() {
+        let exit = fd.run();
+        coalesced.apply(ports);
+        match exit {
             Ok(VcpuExit::IoIn(port, data)) => {
                 // SAFETY: an I/O exit, and the page is mapped as long as `fd`.
                 for access in data.chunks_mut(unsafe { access_size(run) }) {

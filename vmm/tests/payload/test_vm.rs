@@ -12,13 +12,15 @@ use husk_vmm::kvm::{KvmError, KvmHost};
 use husk_vmm::layout::Layout;
 use husk_vmm::ram::{GuestRam, MemoryBacking};
 use husk_vmm::vcpu::entry::CpuEntry;
-use husk_vmm::vcpu::{self, NewVcpu, Vcpu, VcpuContext, VcpuEvent, signal};
+use husk_vmm::vcpu::{self, CoalescedWrites, NewVcpu, Vcpu, VcpuContext, VcpuEvent, signal};
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 /// Ports of the first and second vCPU's loops.
 pub const PORTS: [u16; 2] = [0x700, 0x701];
+/// A port whose writes KVM collects.
+pub const COALESCED: u16 = 0xcf8;
 /// A page boundary outside guest memory.
 pub const MMIO: u64 = 0xd000_1000;
 /// Time that an access takes. Much longer than the time between accesses: most pauses come during an access.
@@ -95,6 +97,23 @@ impl BusDevice for Counter {
     }
 }
 
+/// Keeps the dwords that the guest writes.
+#[derive(Default)]
+pub struct Recorder(pub Mutex<Vec<u32>>);
+
+impl BusDevice for Recorder {
+    fn read(&self, _: u64, data: &mut [u8]) {
+        data.fill(FILL);
+    }
+
+    fn write(&self, _: u64, data: &[u8]) {
+        self.0
+            .lock()
+            .unwrap()
+            .push(u32::from_le_bytes(data.try_into().unwrap()));
+    }
+}
+
 /// Address of a vCPU's program.
 pub fn entry(index: u64) -> u64 {
     0x10_0000 + index * 0x1000
@@ -113,6 +132,7 @@ pub struct TestVm {
     pub vm: Arc<VmFd>,
     pub vcpus: Vec<Vcpu>,
     pub ports: [Arc<Counter>; 2],
+    pub coalesced: Arc<Recorder>,
     pub mmio: Arc<Counter>,
     pub failures: mpsc::Receiver<VcpuEvent>,
     pub halted: Arc<AtomicBool>,
@@ -162,26 +182,29 @@ impl TestVm {
         for (port, counter) in PORTS.into_iter().zip(&counters) {
             ports.insert(port.into(), 1, counter.clone()).unwrap();
         }
+        let coalesced = Arc::new(Recorder::default());
+        ports.insert(COALESCED.into(), 4, coalesced.clone()).unwrap();
         let registers = Arc::new(Counter::default());
         mmio.insert(MMIO - 0x1000, 0x2000, registers.clone()).unwrap();
         let (failed, failures) = mpsc::channel();
         let failed = Mutex::new(failed);
         let halted = Arc::new(AtomicBool::new(false));
+        let create = |index| create(&host, &vm, index);
+        let created = (0..vcpus as u32).map(create).collect::<Result<Vec<_>, _>>()?;
         let context = VcpuContext {
             ports,
             mmio,
+            coalesced: Arc::new(CoalescedWrites::new(&vm, &created[0])?),
             halted: halted.clone(),
             sink: Arc::new(move |_, event| drop(failed.lock().unwrap().send(event))),
         };
-        let spawn = |index| {
-            let new = create(&host, &vm, index)?;
-            Ok(Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone()).unwrap())
-        };
-        let vcpus = (0..vcpus as u32).map(spawn).collect::<Result<_, KvmError>>()?;
+        let spawn = |(index, new)| Vcpu::spawn(index, new, host.msrs.as_slice(), context.clone()).unwrap();
+        let vcpus = (0..).zip(created).map(spawn).collect();
         Ok(Self {
             vm,
             vcpus,
             ports: counters,
+            coalesced,
             mmio: registers,
             failures,
             halted,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use husk_vmm::vcpu::{self, VcpuError};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
-use crate::test_vm::{FILL, MMIO, PORTS, TIMEOUT, TestVm};
+use crate::test_vm::{COALESCED, FILL, MMIO, PORTS, TIMEOUT, TestVm};
 
 /// Address to which [`input_string`] writes first.
 const INPUT: u32 = 0x20_0000;
@@ -104,4 +104,49 @@ fn a_vcpu_that_is_reset_during_an_access_starts_at_its_entry() {
         vm.reset();
     }
     assert!(vm.failures.try_recv().is_err());
+}
+
+/// Writes 1 to `count` to [`COALESCED`], reads the first port, and does nothing for ever:
+/// `mov dx, COALESCED; mov ecx, 1; mov eax, ecx; out dx, eax; inc ecx; cmp ecx, count; jbe; mov dx, port; in al, dx; jmp`.
+fn select(count: u32) -> Vec<u8> {
+    let [coalesced_low, coalesced_high] = COALESCED.to_le_bytes();
+    let [low, high] = PORTS[0].to_le_bytes();
+    let [a, b, c, d] = count.to_le_bytes();
+    [
+        &[0x66, 0xba, coalesced_low, coalesced_high, 0xb9, 1, 0, 0, 0],
+        &[0x89, 0xc8, 0xef, 0xff, 0xc1, 0x81, 0xf9, a, b, c, d, 0x76, 0xf3][..],
+        &[0x66, 0xba, low, high, 0xec, 0xeb, 0xfe],
+    ]
+    .concat()
+}
+
+#[test]
+fn coalesced_writes_reach_the_device_in_order_and_before_the_next_exit() {
+    // The ring has 170 entries.
+    for count in [1, 3, 169, 170, 171, 1000] {
+        let vm = TestVm::new(&[select(count)]);
+        let written = || vm.coalesced.0.lock().unwrap().clone();
+        let gate = vm.ports[0].gate.lock().unwrap();
+        vm.run();
+        assert!(vm.ports[0].is_reached());
+        assert!(written().into_iter().eq(1..=count), "{:?}", written());
+        drop(gate);
+    }
+}
+
+/// Writes 7 to [`COALESCED`] once, and does nothing for ever: `mov dx, COALESCED; mov eax, 7; out dx, eax; jmp`.
+fn select_once() -> Vec<u8> {
+    let [low, high] = COALESCED.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xb8, 7, 0, 0, 0, 0xef, 0xeb, 0xfe]
+}
+
+#[test]
+fn coalesced_writes_do_not_leave_the_guest_until_it_is_paused() {
+    let vm = TestVm::new(&[select_once()]);
+    let written = || vm.coalesced.0.lock().unwrap().clone();
+    vm.run();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(written().is_empty());
+    vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
+    assert_eq!(written(), [7]);
 }
