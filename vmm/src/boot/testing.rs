@@ -197,3 +197,10 @@ pub fn note(name: &[u8], kind: u32, value: &[u8]) -> Vec<u8> {
     }
     note
 }
+
+/// Unpacks a bzImage's payload into `out`, which has the unpacked size. Returns `None` if the result has another size,
+/// or the payload is damaged or of an unknown format.
+#[must_use]
+pub fn unpack(payload: &[u8], out: &mut [u8]) -> Option<()> {
+    super::unpack::unpack(payload, out)
+}

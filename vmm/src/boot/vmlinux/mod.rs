@@ -55,7 +55,7 @@ pub(super) fn unpack(
         return None;
     }
     let image = free.get_mut(..size)?;
-    unpack::lz4(packed, image)?;
+    unpack::unpack(packed, image)?;
     let vmlinux = Vmlinux::parse(image, &place.linked)?;
 
     // `kernel` starts at the base, `gap` bytes after `image_at`.
