@@ -7,8 +7,11 @@ use std::process::Command;
 const TRACEFS: &str = "/sys/kernel/tracing";
 const INSTANCE: &str = "husk-bench";
 
-/// Starts of programs.
-pub const EXECS: &[&str] = &["sched/sched_process_exec"];
+/// Starts of programs, and accesses to I/O ports, which [`END_PORTS`] narrows down to those that end a guest.
+pub const ENDS: &[&str] = &["sched/sched_process_exec", PORTS];
+
+/// The ports by which guests end: PM1a_CNT of Husk, Cloud Hypervisor and q35, and the keyboard controller.
+pub const END_PORTS: &str = "port == 0x600 || port == 0x604 || port == 0x64";
 
 /// VM exits with their reasons.
 pub const EXITS: &[&str] = &[
@@ -62,13 +65,14 @@ impl Trace {
         self.set("set_event_pid", &rustix::thread::gettid().to_string())?;
         self.set("trace", "")?;
         for event in events {
+            self.narrow(event, "0")?;
             self.set(&format!("events/{event}/enable"), "1")
                 .with_context(|| format!("no tracepoint {event}: is the kvm module loaded?"))?;
         }
         self.set("tracing_on", "1")
     }
 
-    /// Traces only those occurrences of an event that match `filter`.
+    /// Traces only those occurrences of an event that match `filter`; with `0`, all.
     pub fn narrow(&self, event: &str, filter: &str) -> Result<()> {
         self.set(&format!("events/{event}/filter"), filter)
     }

@@ -1,11 +1,22 @@
 //! Files for an initramfs, in cpio's "newc" format, which the kernel also accepts after another archive.
 
-/// An archive of `files`, by name and content, all executable.
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const FILE: u32 = 0o100_755;
+const FOLDER: u32 = 0o040_755;
+
+/// An archive of `files`, by path and content, all executable, with the folders that they are in.
 pub fn newc(files: &[(&str, &[u8])]) -> Vec<u8> {
-    const FILE: u32 = 0o100_755;
+    let paths = files.iter().map(|(path, _)| Path::new(path));
+    let folders: BTreeSet<&Path> = paths.flat_map(|path| path.ancestors().skip(1)).collect();
+    let folders = folders.iter().filter_map(|folder| folder.to_str());
+    let folders = folders.filter(|folder| !folder.is_empty());
+    let folders = folders.map(|folder| (FOLDER, folder, &[][..]));
+    let files = files.iter().map(|(path, content)| (FILE, *path, *content));
     let mut archive = Vec::new();
-    for (inode, (name, content)) in (1..).zip(files) {
-        entry(&mut archive, inode, FILE, name, content);
+    for (inode, (mode, path, content)) in (1..).zip(folders.chain(files)) {
+        entry(&mut archive, inode, mode, path, content);
     }
     entry(&mut archive, 0, 0, "TRAILER!!!", &[]);
     archive
@@ -62,8 +73,20 @@ mod tests {
         let found = read(&archive);
         let names: Vec<&str> = found.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(names, ["script", "b", "jobs"]);
-        assert_eq!(found[0].1, 0o100_755);
+        assert_eq!(found[0].1, FILE);
         assert_eq!(found[0].2, b"echo a\n");
         assert_eq!(found[2].2, b"12345678");
+    }
+
+    #[test]
+    fn folders_come_before_what_is_in_them() {
+        let found = read(&newc(&[("bin/sh", b""), ("lib/a/b", b""), ("lib/c", b"")]));
+        let names: Vec<_> = found
+            .iter()
+            .map(|(name, mode, _)| (name.as_str(), *mode))
+            .collect();
+        let folders = [("bin", FOLDER), ("lib", FOLDER), ("lib/a", FOLDER)];
+        let files = [("bin/sh", FILE), ("lib/a/b", FILE), ("lib/c", FILE)];
+        assert_eq!(names, [folders, files].concat());
     }
 }

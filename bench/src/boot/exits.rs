@@ -27,6 +27,8 @@ pub struct Exits {
     pub first_byte: Option<f64>,
     /// Time of the marker.
     pub marker: Option<f64>,
+    /// Time of the last access to a port.
+    pub last_port: Option<f64>,
 }
 
 impl Exits {
@@ -56,6 +58,7 @@ impl Exits {
                 add(&mut self.to_vmm, reason.to_lowercase());
             }
             "kvm_pio" => {
+                self.last_port = Some(event.time);
                 let direction = event.args.trim_start_matches("pio_").split(' ').next();
                 let key = format!("{} {}", direction.unwrap_or_default(), event.after("at"));
                 if key == SERIAL {

@@ -8,7 +8,7 @@ use crate::peers::Peers;
 use crate::record::Measurement;
 use crate::rounds::{Attempts, rotated};
 use crate::started::{Started, milliseconds};
-use crate::trace::{EXECS, EXITS, Trace};
+use crate::trace::{END_PORTS, ENDS, EXITS, PORTS, Trace};
 use crate::{host, message, smaps};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -30,10 +30,12 @@ pub struct Plan {
     pub disk: PathBuf,
     /// Other VMMs.
     pub peers: Peers,
-    /// Also measure the least program that boots the kernel, an ELF file.
-    pub floor: bool,
+    /// Cases that boot the kernel.
+    pub cases: Vec<Vmm>,
     /// Rounds of timed boots of the kernel.
     pub runs: u32,
+    /// Also time its first line in each round.
+    pub first_line: bool,
     /// Rounds of profiled boots.
     pub observed: u32,
     /// Rounds of boots of the disk.
@@ -67,7 +69,7 @@ const SPARE: u32 = 2;
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
     let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
-    if plan.floor {
+    if plan.cases.contains(&Vmm::Floor) {
         files.add(&plan.release.join(FLOOR_PROGRAM))?;
     }
     let bench = Bench {
@@ -75,8 +77,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         files,
         trace: Trace::new()?,
     };
-    let mut cases = Vmm::ALL.to_vec();
-    cases.retain(|vmm| vmm.asked_for(&plan.peers, plan.floor));
+    let cases = &plan.cases;
     let facts = [
         ("vcpus", json!(1)),
         ("memory_mib", json!(KERNEL_MIB)),
@@ -87,19 +88,21 @@ pub fn run(plan: &Plan) -> Result<()> {
     message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for &vmm in &cases {
+        for &vmm in cases {
             attempts.run(vmm.name(), "warming up", || bench.timed(vmm, None))?;
         }
     }
     for run in 1..=plan.runs {
-        for vmm in rotated(&cases, run) {
+        for vmm in rotated(cases, run) {
             let what = format!("round {run} of {}", plan.runs);
             attempts.run(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
-            attempts.run(vmm.name(), &what, || bench.first_line(vmm, run))?;
+            if plan.first_line {
+                attempts.run(vmm.name(), &what, || bench.first_line(vmm, run))?;
+            }
         }
     }
     for run in 1..=plan.observed {
-        for vmm in rotated(&cases, run) {
+        for vmm in rotated(cases, run) {
             let what = format!("a closer look, {run} of {}", plan.observed);
             attempts.run(vmm.name(), &what, || bench.observed(vmm, run))?;
         }
@@ -126,13 +129,16 @@ impl Bench {
 
     /// Times a boot and a poweroff.
     fn timed(&self, vmm: Vmm, run: Option<u32>) -> Result<()> {
-        self.trace.begin(EXECS)?;
+        self.trace.begin(ENDS)?;
+        self.trace.narrow(PORTS, END_PORTS)?;
         let append = format!("{TIMED} husk.do={}", vmm.off());
         let mut started = self.start(vmm, Source::Kernel(&append), KERNEL_PATIENCE)?;
         let to_userspace = since_start(&mut started, MARKER)?;
         started.until("\n")?;
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
         let to_exit = milliseconds(started.ended()?);
+        let ended = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let ended = ended.tv_sec as f64 + ended.tv_nsec as f64 / 1e9;
         let cpu = milliseconds(started.group.cpu()?);
         let execs = Exits::read(&self.trace.end()?, None);
         let Some(run) = run else {
@@ -141,7 +147,13 @@ impl Bench {
         let report = |metric, value| measured(vmm.name(), metric, "ms", value, run);
         report("to_userspace_ms", to_userspace);
         report("guest_clock_ms", uptime * 1e3);
+        report("before_clock_ms", to_userspace - uptime * 1e3);
         report("to_exit_ms", to_exit);
+        // The power register of a microvm is not a port.
+        if vmm != Vmm::Microvm {
+            let off = execs.last_port.context("the trace shows no end of the guest")?;
+            report("end_ms", (ended - off) * 1e3);
+        }
         report("cpu_ms", cpu);
         if let (Some((_, first)), Some(vmm)) = (execs.execs.first(), execs.exec("husk-vmm")) {
             report("vmm_to_userspace_ms", to_userspace - (vmm - first) * 1e3);

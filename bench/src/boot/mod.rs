@@ -1,6 +1,7 @@
 //! `cargo xtask bench boot`: the time from a VMM's start to its guest's user space, and its cost, compared with QEMU.
 
 mod case;
+mod counted;
 mod exits;
 mod inside;
 mod profile;
@@ -11,6 +12,7 @@ use super::peers::Peers;
 use super::record::Record;
 use super::{svg, vmlinux};
 use anyhow::{Context, Result};
+use case::Vmm;
 use inside::Plan;
 use profile::Profile;
 use serde_json::json;
@@ -21,9 +23,9 @@ use xtask::{checkout, images};
 /// Arguments of `cargo xtask bench boot`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of boots of the same kernel and initrd
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    /// Rounds of boots of the same kernel and initrd [default: 10; with --icount, 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
     /// Rounds of boots of a whole Debian from its disk
     #[arg(long, default_value_t = 3)]
     disk_runs: u32,
@@ -36,6 +38,9 @@ pub struct Args {
     /// Also measure the least program that boots the kernel: no VMM can take less
     #[arg(long, requires = "elf")]
     floor: bool,
+    /// Count instructions in place of time, in a machine for each boot: the load of this machine has no influence
+    #[arg(long, conflicts_with = "disk_runs")]
+    icount: bool,
     #[command(flatten)]
     peers: Peers,
     /// One round of everything without warm-up, which only shows that the benchmark works
@@ -88,15 +93,23 @@ pub fn run(args: Args) -> Result<()> {
         kernel = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
         std::fs::write(&kernel, unpacked).with_context(|| format!("cannot write {}", kernel.display()))?;
     }
+    let runs = args.runs.unwrap_or(if args.icount { 3 } else { 10 });
+    let mut cases = Vmm::ALL.to_vec();
+    cases.retain(|vmm| vmm.asked_for(&args.peers, args.floor));
+    if args.icount {
+        // The bars are relative to q35.
+        cases.retain(|vmm| *vmm != Vmm::Microvm);
+    }
     let plan = Plan {
         release: checkout::release(),
         initrd: image.join("initrd"),
         kernel,
         disk: images::path(disk)?.join("disk.img"),
         peers: args.peers.staged()?,
-        floor: args.floor,
-        runs: if args.quick { 1 } else { args.runs },
-        observed: if args.quick { 1 } else { OBSERVED.min(args.runs) },
+        cases,
+        runs: if args.quick { 1 } else { runs },
+        first_line: true,
+        observed: if args.quick { 1 } else { OBSERVED.min(runs) },
         disk_runs: if args.quick { 1 } else { args.disk_runs },
         thorough: !args.quick,
     };
@@ -106,6 +119,22 @@ pub fn run(args: Args) -> Result<()> {
     record
         .env
         .insert("guest".to_owned(), json!(format!("{guest}, {format}")));
+    if args.icount {
+        let measured = counted::measure(&progress, plan, &mut record);
+        println!("{}", report::counted(&record));
+        let name = match (args.quick, args.elf) {
+            (true, _) => "boot-icount-quick",
+            (false, true) => "boot-icount-elf",
+            (false, false) => "boot-icount",
+        };
+        record.publish(
+            name,
+            &report::setting(&record),
+            svg::Better::Less,
+            &report::counted_plot(&record),
+        )?;
+        return measured;
+    }
     let mut profiles = Vec::new();
     let job = Job {
         bench: "boot",

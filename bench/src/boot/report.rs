@@ -20,6 +20,7 @@ const KERNEL: &[Line] = &[
         "kernel and initrd: start → user space, ms",
     ),
     ("guest_clock_ms", "  of them by the guest's own clock", ""),
+    ("before_clock_ms", "  before that clock starts", ""),
     ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms", ""),
     (
         "pre_kernel_ms",
@@ -31,6 +32,7 @@ const KERNEL: &[Line] = &[
         "start → exit after poweroff, ms",
         "start → exit after poweroff, ms",
     ),
+    ("end_ms", "power-off → end, ms", "power-off → end, ms"),
     ("cpu_ms", "processor time, ms", "processor time until then, ms"),
     (
         "kvm_exits",
@@ -112,6 +114,66 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
+/// Limits of boots whose clock counts instructions.
+const COUNTED_LIMITS: &[Limit] = &[
+    Limit {
+        case: "husk",
+        metric: "to_userspace_ms",
+        what: "start → user space",
+        most: 0.8,
+        of: Some(("qemu-q35", "to_userspace_ms")),
+    },
+    Limit {
+        case: "husk",
+        metric: "to_userspace_ms",
+        what: "start → user space",
+        most: 1.1,
+        of: Some((FLOOR, "to_userspace_ms")),
+    },
+    Limit {
+        case: "husk",
+        metric: "before_clock_ms",
+        what: "before the guest's clock starts, ms",
+        most: 400.0,
+        of: None,
+    },
+    Limit {
+        case: "husk",
+        metric: "before_clock_ms",
+        what: "before the guest's clock starts",
+        most: 1.1,
+        of: Some((FLOOR, "before_clock_ms")),
+    },
+    Limit {
+        case: "husk",
+        metric: "end_ms",
+        what: "power-off → end, ms",
+        most: 50.0,
+        of: None,
+    },
+];
+
+/// The tables of boots whose clock counts instructions.
+pub fn counted(record: &Record) -> String {
+    let cases = kernel_cases(record);
+    let note = "a millisecond is 500,000 instructions";
+    [
+        format!("{}; {note}", setting(record)),
+        figures(record, &cases, KERNEL),
+        held(record, COUNTED_LIMITS),
+    ]
+    .join("\n\n")
+}
+
+/// The panels of their plot.
+pub fn counted_plot(record: &Record) -> Vec<Panel> {
+    let cases = kernel_cases(record);
+    let drawn = KERNEL.iter().filter(|(_, _, title)| !title.is_empty());
+    drawn
+        .filter_map(|(metric, _, title)| panel(record, COUNTED_LIMITS, &cases, metric, title))
+        .collect()
+}
+
 /// The tables.
 pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
     profiles.sort_by_key(|profile| Vmm::ALL.iter().position(|vmm| vmm.name() == profile.case));
@@ -148,11 +210,11 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// The cases with a kernel and an initrd, without those that were not asked for.
+/// The cases with a kernel and an initrd, without those that were not measured.
 fn kernel_cases(record: &Record) -> Vec<String> {
     let measured = |name: &str| record.measurements.iter().any(|m| m.case == name);
     let cases = Vmm::ALL.into_iter();
-    let cases = cases.filter(|vmm| !matches!(vmm, Vmm::Peer(_) | Vmm::Floor) || measured(vmm.name()));
+    let cases = cases.filter(|vmm| *vmm == Vmm::Husk || measured(vmm.name()));
     cases.map(|vmm| vmm.name().to_owned()).collect()
 }
 

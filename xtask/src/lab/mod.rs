@@ -3,6 +3,7 @@
 //! Where the machine runs guests natively there is no lab: the same commands run on the machine itself.
 
 mod boot;
+pub mod counted;
 mod disk_space;
 mod hang_report;
 mod image;

@@ -1,0 +1,211 @@
+//! A machine like the lab, whose clock counts instructions, for one command.
+//!
+//! QEMU's `-icount` advances the machine's clock by two nanoseconds for each instruction, so the load of this machine
+//! has no influence, and a command of the same seed takes the same time again. The machine's system is an initramfs:
+//! with a disk, most runs hang.
+
+use super::boot;
+use super::image::{self, Image};
+use crate::archive;
+use crate::progress::{Progress, ends_with_this_process};
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Folder of the files that a caller adds.
+pub const FILES: &str = "/files";
+
+/// Memory in MiB: the initramfs, copies of its files, and a guest.
+const MEMORY_MIB: u32 = 3072;
+
+/// Modules of KVM, in the order in which they are loaded.
+const MODULES: [&str; 3] = ["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+
+/// QEMU and what it reads for a guest whose kernel is given to it.
+const QEMU: [&str; 5] = [
+    "usr/bin/qemu-system-x86_64",
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/share/qemu/pvh.bin",
+];
+
+const BUSYBOX: &str = "usr/bin/busybox";
+const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
+/// Folder where the loader finds libraries.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+const INIT: &str = include_str!("guest/counted-init");
+/// Line that [`INIT`] ends with.
+const END: &str = "counted: ";
+
+/// The machine, not running.
+#[derive(Debug)]
+pub struct CountedMachine {
+    image: Image,
+    folder: TempDir,
+    contents: BTreeMap<String, Vec<u8>>,
+}
+
+impl CountedMachine {
+    /// A machine with the lab's kernel, KVM, busybox and QEMU, and with `files` in [`FILES`].
+    ///
+    /// # Errors
+    /// A file cannot be read, or a library of it is missing in the lab's system.
+    pub fn new(progress: &Progress, files: &[&Path]) -> Result<Self> {
+        let image = image::ensure(progress)?;
+        let mut machine = Self {
+            folder: tempfile::tempdir()?,
+            contents: BTreeMap::new(),
+            image,
+        };
+        machine.add_system()?;
+        for file in files {
+            let name = file.file_name().context("no file")?.to_string_lossy();
+            machine.add(&format!("{}/{name}", FILES.trim_start_matches('/')), file)?;
+        }
+        Ok(machine)
+    }
+
+    fn add_system(&mut self) -> Result<()> {
+        let root = self.image.root();
+        self.add("bin/busybox", &root.join(BUSYBOX))?;
+        for path in QEMU {
+            self.add(path, &root.join(path))?;
+        }
+        for (number, module) in MODULES.into_iter().enumerate() {
+            let file = only_entry(&root.join("lib/modules"))?
+                .join("kernel")
+                .join(format!("{module}.ko.xz"));
+            let unpacked = self.image.command("usr/bin/xz").arg("-dc").arg(&file).output()?;
+            ensure!(unpacked.status.success(), "cannot unpack {}", file.display());
+            self.contents
+                .insert(format!("modules/{number}.ko"), unpacked.stdout);
+        }
+        Ok(())
+    }
+
+    /// Adds a file, and the libraries that it needs.
+    fn add(&mut self, path: &str, file: &Path) -> Result<()> {
+        let read =
+            |file: &Path| std::fs::read(file).with_context(|| format!("cannot read {}", file.display()));
+        let content = read(file)?;
+        if content.starts_with(b"\x7fELF") {
+            for library in self.libraries(file)? {
+                let name = library.file_name().unwrap_or_default().to_string_lossy();
+                let to = format!("{LIBRARIES}/{name}").replacen("usr/", "", 1);
+                self.contents.insert(to, read(&library)?);
+            }
+            let loader = self.image.root().join(LOADER);
+            self.contents
+                .insert(LOADER.replacen("usr/", "", 1), read(&loader)?);
+        }
+        self.contents.insert(path.to_owned(), content);
+        Ok(())
+    }
+
+    /// Libraries of the lab's system that a program needs: none if it is static, or no program.
+    fn libraries(&self, program: &Path) -> Result<Vec<PathBuf>> {
+        let root = self.image.root();
+        let mut list = Command::new(root.join(LOADER));
+        list.arg("--library-path").arg(root.join(LIBRARIES));
+        let output = list.arg("--list").arg(program).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if let Some(missing) = text.lines().find(|line| line.contains("not found")) {
+            bail!("{}: {}", program.display(), missing.trim());
+        }
+        let paths = text
+            .lines()
+            .filter_map(|line| line.split_once(" => ")?.1.split_once(" ("));
+        Ok(paths.map(|(path, _)| PathBuf::from(path)).collect())
+    }
+
+    /// Boots the machine, runs `command` in its shell and returns what it wrote.
+    ///
+    /// # Errors
+    /// It writes nothing for `silence` of this machine's time, since guests of this machine hang with some seeds; or it
+    /// fails.
+    pub fn run(&self, command: &str, seed: u32, silence: Duration) -> Result<String> {
+        let run = tempfile::tempdir_in(self.folder.path())?;
+        let initrd = run.path().join("initrd");
+        let init = INIT.replace("COMMAND", command);
+        let mut files: Vec<(&str, &[u8])> = vec![("init", init.as_bytes())];
+        files.extend(
+            self.contents
+                .iter()
+                .map(|(path, content)| (path.as_str(), &content[..])),
+        );
+        std::fs::write(&initrd, archive::newc(&files))?;
+        let console = run.path().join("console");
+        let mut child = self
+            .qemu(&initrd, &console, seed)
+            .stderr(File::create(run.path().join("errors"))?)
+            .spawn()
+            .context("cannot start QEMU")?;
+        let (mut written, mut deadline) = (0, Instant::now() + silence);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break Some(status);
+            }
+            let now = std::fs::metadata(&console).map_or(0, |file| file.len());
+            if now != written {
+                (written, deadline) = (now, Instant::now() + silence);
+            } else if Instant::now() > deadline {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let text = String::from_utf8_lossy(&std::fs::read(&console)?).replace('\r', "");
+        let last = text.lines().next_back().unwrap_or_default();
+        ensure!(status.is_some(), "it hangs: {last}");
+        match text.rsplit_once(END) {
+            Some((said, "0\n")) => Ok(said.to_owned()),
+            _ => bail!(
+                "it failed: {last} {}",
+                std::fs::read_to_string(run.path().join("errors"))?
+            ),
+        }
+    }
+
+    fn qemu(&self, initrd: &Path, console: &Path, seed: u32) -> Command {
+        let root = self.image.root();
+        let mut qemu = self.image.command("usr/bin/qemu-system-x86_64");
+        qemu.env("QEMU_MODULE_DIR", root.join(LIBRARIES).join("qemu"))
+            .arg("-L")
+            .arg(root.join("usr/share/qemu"))
+            .arg("-L")
+            .arg(root.join("usr/share/seabios"));
+        let words = format!(
+            "-name husk-counted -nodefaults -no-user-config -display none -no-reboot -M q35,accel=tcg,vmport=off \
+             -cpu max -smp 1 -m {MEMORY_MIB}M -icount shift=1,sleep=off -rtc base=2026-01-01,clock=vm -seed {seed}"
+        );
+        qemu.args(words.split_whitespace())
+            .args(["-append", "console=ttyS0 panic=1 mitigations=off loglevel=0"])
+            .arg("-kernel")
+            .arg(self.image.kernel())
+            .arg("-initrd")
+            .arg(initrd)
+            .arg("-serial")
+            .arg(format!("file:{}", boot::comma(console)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        ends_with_this_process(&mut qemu);
+        qemu
+    }
+}
+
+/// The only entry of a folder.
+fn only_entry(folder: &Path) -> Result<PathBuf> {
+    let entry = std::fs::read_dir(folder)
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .next();
+    Ok(entry
+        .with_context(|| format!("{} is empty", folder.display()))??
+        .path())
+}
