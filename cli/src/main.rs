@@ -46,7 +46,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::of_monitor(std::env::args_os().skip(1)).unwrap_or_else(cli::Cli::parse);
     cli::log_to_stderr(&cli);
     cli.command.run(cli.verbose)
 }

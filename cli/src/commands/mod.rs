@@ -22,7 +22,7 @@ mod inspect;
 mod link;
 mod list;
 mod logs;
-mod monitor;
+pub(crate) mod monitor;
 mod node;
 mod pause;
 mod port_forward;
