@@ -221,10 +221,16 @@ fn leftovers(folder: &Path, mounts_before: &[String]) -> Vec<String> {
 
 /// The mount points of this process's namespace, with their sources.
 fn mounts() -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    table
+    mounts_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// The mounts of a table, without those of services that systemd starts by a timer.
+fn mounts_in(table: &str) -> Vec<String> {
+    let mounts = table
         .lines()
-        .map(|line| line.split(' ').skip(2).take(3).collect::<Vec<_>>().join(" "))
+        .map(|line| line.split(' ').skip(2).take(3).collect::<Vec<_>>().join(" "));
+    mounts
+        .filter(|mount| !mount.contains(" /run/credentials/"))
         .collect()
 }
 
@@ -278,4 +284,16 @@ fn catch_signals() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_other_services_are_not_leftovers() {
+        let line = |mount: &str| format!("55 28 0:40 / {mount} rw,nosuid shared:9 - tmpfs none rw\n");
+        let table = line("/run/credentials/systemd-tmpfiles-clean.service") + &line("/run/husk/netns");
+        assert_eq!(mounts_in(&table), ["0:40 / /run/husk/netns"]);
+    }
 }
