@@ -7,6 +7,7 @@
 use super::boot;
 use super::image::{self, Image};
 use crate::archive;
+use crate::checkout;
 use crate::progress::{Progress, ends_with_this_process};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -59,7 +60,9 @@ impl CountedMachine {
     pub fn new(progress: &Progress, files: &[&Path]) -> Result<Self> {
         let image = image::ensure(progress)?;
         let mut machine = Self {
-            folder: tempfile::tempdir()?,
+            folder: tempfile::Builder::new()
+                .prefix("counted.")
+                .tempdir_in(checkout::folder(checkout::target().join("lab"))?)?,
             contents: BTreeMap::new(),
             image,
         };
