@@ -46,7 +46,8 @@ const SLOT_COUNT: u64 = 64;
 
 /// Most actions of a program.
 const MAX_ACTIONS: usize = 32;
-/// Maximum number of saves in a program. Each builds the device anew, which takes as long as a whole program.
+/// Maximum number of saves in a program. After a save the target makes a new device, which takes as long as the rest of
+/// a program.
 const MAX_SAVES: usize = 2;
 /// Most descriptors of a chain.
 const MAX_CHAIN: usize = 20;
