@@ -8,20 +8,20 @@ use crate::record::{Measurement, Record};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{iter, thread};
-use xtask::lab::counted::{CountedMachine, FILES};
+use xtask::lab::{
+    self,
+    counted::{CountedMachine, FILES},
+};
 use xtask::progress::{Progress, Step};
 
 /// Time without a message after which a run hangs: a boot of a guest takes half a minute.
 const HUNG: Duration = Duration::from_secs(90);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 6;
-/// Memory of this machine for each that runs at a time, in KiB.
-const ROOM_KIB: u64 = 4 << 20;
 
 /// Measures each case of `plan` in `plan.runs` machines, several at a time.
 pub fn measure(progress: &Progress, plan: Plan, record: &mut Record) -> Result<()> {
@@ -46,7 +46,9 @@ pub fn measure(progress: &Progress, plan: Plan, record: &mut Record) -> Result<(
         }
     };
     let measured = thread::scope(|scope| {
-        let workers: Vec<_> = iter::repeat_with(|| scope.spawn(work)).take(at_once()).collect();
+        let workers: Vec<_> = iter::repeat_with(|| scope.spawn(work))
+            .take(lab::affordable() as usize)
+            .collect();
         let ends = workers.into_iter().map(|worker| {
             worker
                 .join()
@@ -66,16 +68,6 @@ pub fn measure(progress: &Progress, plan: Plan, record: &mut Record) -> Result<(
     measured?;
     step.done();
     Ok(())
-}
-
-/// Number of machines that run at the same time.
-fn at_once() -> usize {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available = available.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
-    let room = available.map_or(1, |kib| (kib / ROOM_KIB).max(1));
-    processors.min(usize::try_from(room).unwrap_or(1))
 }
 
 /// The files that a machine needs.

@@ -11,6 +11,7 @@ use crate::started::{Started, milliseconds};
 use crate::trace::{END_PORTS, ENDS, EXITS, PORTS, Trace};
 use crate::{host, message, smaps};
 use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -137,8 +138,7 @@ impl Bench {
         started.until("\n")?;
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
         let to_exit = milliseconds(started.ended()?);
-        let ended = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let ended = ended.tv_sec as f64 + ended.tv_nsec as f64 / 1e9;
+        let ended = Duration::try_from(clock_gettime(ClockId::Monotonic))?.as_secs_f64();
         let cpu = milliseconds(started.group.cpu()?);
         let execs = Exits::read(&self.trace.end()?, None);
         let Some(run) = run else {

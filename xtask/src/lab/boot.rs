@@ -370,7 +370,7 @@ fn serve(dir: &LabFolder, image: &Image, folder: &Path, socket: &Path) -> Result
 }
 
 /// An AMD-V processor without 5-level page tables, unlike `max`.
-pub(super) const CPU: &str = "EPYC,svm=on,npt=on";
+const CPU: &str = "EPYC,svm=on,npt=on";
 
 /// With two, one of Husk's guests in ten triple-faulted or hung: traces (QEMU 10.0) show VM exits that give the guest
 /// the registers of the lab's kernel. With one, none did. The cause in TCG is not known.
