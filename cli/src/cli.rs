@@ -43,8 +43,8 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// The command line of a monitor as [`crate::launch`] starts it, without the parser: to build all commands and their
-    /// options takes a tenth of the time until the VMM is started.
+    /// The command line of a monitor as [`crate::launch`] starts it, or `None` for any other. This avoids the parser,
+    /// which first builds all commands with their options: time that each start of a VM would wait for.
     pub(crate) fn of_monitor(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         (words.next()? == "monitor").then_some(())?;
         let mut verbose = 0;

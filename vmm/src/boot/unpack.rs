@@ -3,8 +3,8 @@
 //! The decompressor copies the packed kernel out of its way and unpacks it, on the one vCPU that runs and in memory
 //! that the host has not backed yet. When the VMM unpacks the kernel, the guest starts in the kernel proper.
 //!
-//! zstd is left to the kernel's decompressor: ruzstd executes three times its instructions. So are bzip2, LZMA and LZO,
-//! which no distribution uses.
+//! zstd is left to the kernel's decompressor: ruzstd executes about three times its instructions. So are bzip2, LZMA
+//! and LZO, which distributions hardly use.
 
 use std::io::Read;
 use std::num::NonZero;
