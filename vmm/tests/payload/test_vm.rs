@@ -97,9 +97,12 @@ impl BusDevice for Counter {
     }
 }
 
-/// Keeps the dwords that the guest writes.
+/// Keeps the dwords that the guest writes. Each write waits for the gate.
 #[derive(Default)]
-pub struct Recorder(pub Mutex<Vec<u32>>);
+pub struct Recorder {
+    pub written: Mutex<Vec<u32>>,
+    pub gate: Mutex<()>,
+}
 
 impl BusDevice for Recorder {
     fn read(&self, _: u64, data: &mut [u8]) {
@@ -107,10 +110,9 @@ impl BusDevice for Recorder {
     }
 
     fn write(&self, _: u64, data: &[u8]) {
-        self.0
-            .lock()
-            .unwrap()
-            .push(u32::from_le_bytes(data.try_into().unwrap()));
+        drop(self.gate.lock());
+        let dword = u32::from_le_bytes(data.try_into().unwrap());
+        self.written.lock().unwrap().push(dword);
     }
 }
 

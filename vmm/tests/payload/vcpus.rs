@@ -1,7 +1,7 @@
 //! vCPU actors without a machine.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use husk_vmm::vcpu::{self, VcpuError};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
@@ -125,7 +125,7 @@ fn coalesced_writes_reach_the_device_in_order_and_before_the_next_exit() {
     // The ring has 170 entries.
     for count in [1, 3, 169, 170, 171, 1000] {
         let vm = TestVm::new(&[select(count)]);
-        let written = || vm.coalesced.0.lock().unwrap().clone();
+        let written = || vm.coalesced.written.lock().unwrap().clone();
         let gate = vm.ports[0].gate.lock().unwrap();
         vm.run();
         assert!(vm.ports[0].is_reached());
@@ -134,19 +134,34 @@ fn coalesced_writes_reach_the_device_in_order_and_before_the_next_exit() {
     }
 }
 
-/// Writes 7 to [`COALESCED`] once, and does nothing for ever: `mov dx, COALESCED; mov eax, 7; out dx, eax; jmp`.
+/// Writes 7 to [`COALESCED`], then to memory at [`INPUT`], and does nothing for ever:
+/// `mov dx, COALESCED; mov eax, 7; out dx, eax; mov [INPUT], eax; jmp`.
 fn select_once() -> Vec<u8> {
     let [low, high] = COALESCED.to_le_bytes();
-    vec![0x66, 0xba, low, high, 0xb8, 7, 0, 0, 0, 0xef, 0xeb, 0xfe]
+    let [a, b, c, d] = INPUT.to_le_bytes();
+    vec![
+        0x66, 0xba, low, high, 0xb8, 7, 0, 0, 0, 0xef, 0x89, 0x04, 0x25, a, b, c, d, 0xeb, 0xfe,
+    ]
 }
 
 #[test]
-fn coalesced_writes_do_not_leave_the_guest_until_it_is_paused() {
+fn a_coalesced_write_does_not_wait_for_the_device_but_a_pause_does() {
     let vm = TestVm::new(&[select_once()]);
-    let written = || vm.coalesced.0.lock().unwrap().clone();
+    let gate = vm.coalesced.gate.lock().unwrap();
     vm.run();
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(written().is_empty());
+    let goes_on = || {
+        vm.memory
+            .memory()
+            .read_obj::<u32>(GuestAddress(INPUT.into()))
+            .unwrap()
+            == 7
+    };
+    let start = Instant::now();
+    while !goes_on() {
+        assert!(start.elapsed() < TIMEOUT, "the guest waits for the device");
+        std::thread::yield_now();
+    }
+    drop(gate);
     vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
-    assert_eq!(written(), [7]);
+    assert_eq!(*vm.coalesced.written.lock().unwrap(), [7]);
 }
