@@ -50,22 +50,23 @@ pub(crate) trait IoBackend: Debug + Send {
     /// Detaches the file in `slot`, which has no call in flight.
     fn detach(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Takes a call on the file in `slot`, under a tag that no other call in flight has.
+    /// Takes a call on the file in `slot`, under a tag that no other call in flight has. May carry it out at once.
     ///
     /// # Safety
     /// Until `pop` returned the tag, the file stays attached, and the call's iovecs and the memory that they name stay
     /// valid.
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall);
 
-    /// Starts the calls taken. Returns true if there were any; makes no system call otherwise.
+    /// Starts the calls taken and not yet carried out. Returns true if there were any; makes no system call otherwise.
     fn submit(&mut self) -> io::Result<bool>;
 
     /// The tag and the return value (negative: an error number) of a finished call.
     fn pop(&mut self) -> Option<(u16, i32)>;
 
-    /// Calls started and not popped yet.
+    /// Calls started or carried out, and not popped yet.
     fn running(&self) -> usize;
 
-    /// Readable while `pop` has a result. May be readable for a moment without one.
+    /// Readable while `pop` has a result, except of a call that was carried out when it was pushed. May be readable for a
+    /// moment without one.
     fn event(&self) -> BorrowedFd<'_>;
 }

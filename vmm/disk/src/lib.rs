@@ -8,6 +8,7 @@
 
 mod aligned_buf;
 mod backend_set;
+mod blocking_call;
 mod completion_queue;
 mod counters;
 mod disk;

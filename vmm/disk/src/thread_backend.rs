@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use husk_seccomp::ThreadRole;
 
+use crate::blocking_call::perform;
 use crate::completion_queue::CompletionQueue;
 use crate::io_backend::{IoBackend, IoCall};
 use crate::thread_pool::ThreadPool;
@@ -103,41 +104,5 @@ impl IoBackend for ThreadBackend {
 
     fn event(&self) -> BorrowedFd<'_> {
         self.completions.event()
-    }
-}
-
-/// Executes a call. Returns the kernel's result, negative for an error number.
-///
-/// # Safety
-/// The file is open; the call's iovecs and the memory that they name are valid.
-unsafe fn perform(fd: RawFd, call: IoCall) -> i32 {
-    let result = match call {
-        // SAFETY: by this function's contract.
-        IoCall::Read { offset, vector } => unsafe {
-            libc::preadv2(fd, vector.start, vector.count as i32, offset as i64, 0)
-        },
-        IoCall::Write {
-            offset,
-            vector,
-            durable,
-        } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            // SAFETY: by this function's contract.
-            unsafe { libc::pwritev2(fd, vector.start, vector.count as i32, offset as i64, flags) }
-        }
-        // SAFETY: takes no pointer.
-        IoCall::Sync => unsafe { libc::fdatasync(fd) as isize },
-        IoCall::Allocate {
-            mode, offset, len, ..
-        } => {
-            // SAFETY: takes no pointer.
-            unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) as isize }
-        }
-    };
-    if result < 0 {
-        -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-    } else {
-        // The kernel moves at most 2 GiB less a page.
-        result as i32
     }
 }
