@@ -5,7 +5,7 @@ use super::started::Started;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
-/// Time that is left out at both ends of a measurement.
+/// Most time that is left out at both ends of a measurement.
 const MARGIN: Duration = Duration::from_millis(250);
 
 /// CPU time per second of load.
@@ -22,9 +22,10 @@ pub struct Cost {
 impl Cost {
     /// Measures between two times, without a margin at both ends. Returns before the second.
     pub fn between(started: &Started, begin: Instant, end: Instant) -> Result<Self> {
-        sleep_until(begin + MARGIN);
+        let margin = MARGIN.min((end - begin) / 5);
+        sleep_until(begin + margin);
         let before = Sample::take(started)?;
-        sleep_until(end - MARGIN);
+        sleep_until(end - margin);
         let after = Sample::take(started)?;
         let time = (after.when - before.when).as_secs_f64();
         let exits = after.exits.zip(before.exits);

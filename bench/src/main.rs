@@ -6,6 +6,7 @@ mod bench_files;
 mod boot;
 mod cluster;
 mod cost;
+mod counted;
 mod disk;
 mod figures;
 mod group;

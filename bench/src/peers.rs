@@ -78,6 +78,23 @@ impl Peers {
         })
     }
 
+    /// The programs that are given.
+    pub fn programs(&self) -> impl Iterator<Item = PathBuf> {
+        let Self {
+            firecracker,
+            cloud_hypervisor,
+        } = self.clone();
+        firecracker.into_iter().chain(cloud_hypervisor)
+    }
+
+    /// The same programs under other paths.
+    pub fn map(&self, to: impl Fn(&Path) -> PathBuf) -> Self {
+        Self {
+            firecracker: self.firecracker.as_deref().map(&to),
+            cloud_hypervisor: self.cloud_hypervisor.as_deref().map(&to),
+        }
+    }
+
     /// True if the program of `peer` is given.
     pub fn has(&self, peer: Peer) -> bool {
         self.program(peer).is_some()

@@ -120,7 +120,7 @@ pub fn run(args: Args) -> Result<()> {
         .env
         .insert("guest".to_owned(), json!(format!("{guest}, {format}")));
     if args.icount {
-        let measured = counted::measure(&progress, plan, &mut record);
+        let measured = counted::measure(&progress, &plan, &mut record);
         println!("{}", report::counted(&record));
         let name = match (args.quick, args.elf) {
             (true, _) => "boot-icount-quick",

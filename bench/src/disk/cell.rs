@@ -41,6 +41,7 @@ pub const CELLS: &[Cell] = &[
     cell("rand4k_qd1", "random reads of 4 KiB, depth 1", "randread", (4, 1, 1)),
     cell("rand4k_qd32", "random reads of 4 KiB, depth 32", "randread", (4, 32, 1)),
     cell("rand4k_qd32_jobs4", "random reads of 4 KiB, 4 jobs of depth 32", "randread", (4, 32, 4)),
+    cell("seq128k", "reads of 128 KiB in order, depth 4", "read", (128, 4, 1)),
     cell("seq1m", "reads of 1 MiB in order, depth 4", "read", (1024, 4, 1)),
     cell("randw4k_qd1", "random writes of 4 KiB, depth 1", "randwrite", (4, 1, 1)),
     cell("randw4k_qd32", "random writes of 4 KiB, depth 32", "randwrite", (4, 32, 1)),
@@ -56,7 +57,7 @@ impl Cell {
 
     /// True if the unit is bytes instead of requests.
     pub fn streams(&self) -> bool {
-        self.kib >= 1024
+        self.kib >= 128
     }
 
     /// Metric of the rate.
@@ -71,14 +72,14 @@ impl Cell {
     }
 }
 
-/// fio's job file: all cells one after the other, for `seconds` each, without the first `ramp` seconds. Each prints a
-/// marker on the console when it starts.
-pub fn jobs(ramp: u32, seconds: u32) -> String {
+/// fio's job file: `cells` one after the other, for `time_ms` milliseconds each, after the first `ramp_ms`. Each
+/// prints a marker on the console when it starts.
+pub fn jobs(cells: &[&Cell], ramp_ms: u32, time_ms: u32) -> String {
     let mut text = format!(
         "[global]\nfilename=${{DISK}}\nioengine=libaio\ndirect=1\nthread=1\ngroup_reporting=1\ntime_based=1\n\
-         ramp_time={ramp}\nruntime={seconds}\nnorandommap=1\npercentile_list=50:99\n"
+         ramp_time={ramp_ms}ms\nruntime={time_ms}ms\nnorandommap=1\npercentile_list=50:99\n"
     );
-    for cell in CELLS {
+    for cell in cells {
         let Cell {
             name,
             pattern,
@@ -110,10 +111,10 @@ mod tests {
 
     #[test]
     fn every_cell_has_a_job_and_metrics_of_its_own() {
-        let text = jobs(1, 3);
+        let text = jobs(&CELLS.iter().collect::<Vec<_>>(), 1000, 3000);
         assert_eq!(text.matches("stonewall").count(), CELLS.len());
         assert!(
-            text.contains("ramp_time=1\nruntime=3\n") && text.contains("filename=${DISK}\n"),
+            text.contains("ramp_time=1000ms\nruntime=3000ms\n") && text.contains("filename=${DISK}\n"),
             "{text}"
         );
         let mut rates: Vec<String> = CELLS.iter().map(Cell::rate).collect();

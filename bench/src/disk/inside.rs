@@ -30,24 +30,33 @@ pub struct Plan {
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
+    /// Only this kind of requests, by name.
+    pub only: Option<String>,
     /// Other VMMs.
     pub peers: Peers,
+    /// Size of the disk, which is read into the host's page cache before each start.
+    pub disk_mib: u32,
     /// Rounds, each with every case.
     pub runs: u32,
-    /// Warm-up of each kind of request in seconds, which is not measured.
-    pub ramp: u32,
-    /// Measured time of each kind of request in seconds.
-    pub seconds: u32,
+    /// Warm-up of each kind of request in milliseconds, which is not measured.
+    pub ramp_ms: u32,
+    /// Measured time of each kind of request in milliseconds.
+    pub time_ms: u32,
     /// Run every case once as a warm-up.
     pub thorough: bool,
+}
+
+impl Plan {
+    /// The kinds of requests to measure.
+    pub fn cells(&self) -> Vec<&'static Cell> {
+        let wanted = |cell: &&Cell| self.only.as_ref().is_none_or(|only| only == cell.name);
+        CELLS.iter().filter(wanted).collect()
+    }
 }
 
 /// A case that cannot be measured on this machine, and the reason.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LeftOut(pub Case, pub String);
-
-/// Size of the disk: it fits into any host's page cache, and is read into the cache before each start.
-const DISK_MIB: u64 = 256;
 
 /// Time limit until user space runs and fio has loaded its sixty libraries.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -65,11 +74,14 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("vcpus", json!(files.vcpus)),
         ("memory_mib", json!(MEMORY_MIB)),
         ("command_line", json!(APPEND)),
-        ("disk_mib", json!(DISK_MIB)),
+        ("disk_mib", json!(plan.disk_mib)),
         ("cache", json!(CACHE)),
-        ("ramp_s", json!(plan.ramp)),
-        ("seconds", json!(plan.seconds)),
-        ("jobs", json!(cell::jobs(plan.ramp, plan.seconds))),
+        ("ramp_ms", json!(plan.ramp_ms)),
+        ("time_ms", json!(plan.time_ms)),
+        (
+            "jobs",
+            json!(cell::jobs(&plan.cells(), plan.ramp_ms, plan.time_ms)),
+        ),
     ];
     message::env(host::facts(&files.common.husk)?, facts);
 
@@ -135,22 +147,23 @@ impl Bench<'_> {
     fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
         let plan = self.plan;
         self.files.warm(case)?;
-        let seconds = Duration::from_secs((plan.ramp + plan.seconds).into());
-        let cells = u32::try_from(CELLS.len())?;
-        let patience = PATIENCE + (seconds + CELL_PATIENCE) * cells;
+        let time = Duration::from_millis((plan.ramp_ms + plan.time_ms).into());
+        let cells = plan.cells();
+        let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(cells.len())?;
         let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let (_, said) = until(&mut started, "husk-bench: disk ")?;
         let (_, disk) = until(&mut started, ";")?;
         let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
         ensure!(
-            sectors == Some(DISK_MIB * 2048),
+            sectors == Some(plan.disk_mib * 2048),
             "the guest has another disk: {disk}\n{said}"
         );
         let mut costs = Vec::new();
-        for cell in CELLS {
+        for cell in &cells {
             let (began, _) = until(&mut started, &cell::begins(cell))?;
-            let counts = began + Duration::from_secs(plan.ramp.into());
-            let end = counts + Duration::from_secs(plan.seconds.into());
+            message::news(format!("{}: {}", case.name(), cell.title));
+            let counts = began + Duration::from_millis(plan.ramp_ms.into());
+            let end = counts + Duration::from_millis(plan.time_ms.into());
             costs.push(Cost::between(&started, counts, end)?);
         }
         let (_, said) = until(&mut started, "husk-bench: done;")?;
@@ -160,13 +173,13 @@ impl Bench<'_> {
             .filter_map(|line| line.strip_prefix("husk-bench: result "));
         let lines: Vec<&str> = lines.collect();
         ensure!(
-            lines.len() == CELLS.len(),
+            lines.len() == cells.len(),
             "{} results of {}:\n{said}",
             lines.len(),
-            CELLS.len()
+            cells.len()
         );
         let mut values = Vec::new();
-        for ((cell, line), cost) in CELLS.iter().zip(lines).zip(costs) {
+        for ((cell, line), cost) in cells.iter().zip(lines).zip(costs) {
             values.extend(figures(cell, line, cost)?);
         }
         for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
@@ -209,14 +222,14 @@ impl DiskFiles {
     /// Adds the jobs to the initrd, and makes the disk.
     fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
         let common = bench_files::BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        let jobs = cell::jobs(plan.ramp, plan.seconds);
+        let jobs = cell::jobs(&plan.cells(), plan.ramp_ms, plan.time_ms);
         common.pack(&[
             ("script", include_bytes!("guest.sh")),
             ("jobs", jobs.as_bytes()),
             ("mark", cell::MARK.as_bytes()),
         ])?;
         let raw = folder.join("data.img");
-        fill(&raw)?;
+        fill(&raw, plan.disk_mib)?;
         let qcow2 = if plan.cases.iter().any(|case| case.is_qcow2()) {
             let qcow2 = folder.join("data.qcow2");
             let mut convert = Command::new("qemu-img");
@@ -255,10 +268,10 @@ impl DiskFiles {
 }
 
 /// Makes the disk's image, without holes and repeated parts.
-fn fill(path: &Path) -> Result<()> {
+fn fill(path: &Path, mib: u32) -> Result<()> {
     let mut file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    for _ in 0..DISK_MIB {
+    for _ in 0..mib {
         let mut piece = Vec::with_capacity(1 << 20);
         while piece.len() < 1 << 20 {
             // Marsaglia's xorshift.

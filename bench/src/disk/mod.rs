@@ -3,6 +3,7 @@
 mod absent;
 mod case;
 mod cell;
+mod counted;
 mod fio;
 mod inside;
 mod report;
@@ -13,6 +14,7 @@ use super::record::Record;
 use super::svg;
 use anyhow::Result;
 use case::Case;
+use cell::CELLS;
 use inside::{LeftOut, Plan};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -24,12 +26,18 @@ use xtask::{checkout, images};
 /// Arguments of `cargo xtask bench disk`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of all cases; at least ten are needed to compare two cases
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    /// Rounds of all cases; at least ten are needed to compare two cases [default: 10; with --icount, 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
+    /// Measure only this load
+    #[arg(long, value_name = "LOAD", value_parser = CELLS.iter().map(|cell| cell.name).collect::<Vec<_>>())]
+    load: Option<String>,
+    /// Count instructions in place of time, in a machine for each case: the load of this machine has no influence
+    #[arg(long)]
+    icount: bool,
     #[command(flatten)]
     peers: Peers,
     /// One short round without warm-up, which only shows that the benchmark works
@@ -58,20 +66,44 @@ pub fn run(args: Args) -> Result<()> {
     };
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, qemu_img])?;
     let image = images::path(IMAGE)?;
-    let (ramp, seconds) = if args.quick { (0, 1) } else { (1, 3) };
+    let (ramp_ms, time_ms) = match (args.icount, args.quick) {
+        (true, _) => (100, 400),
+        (false, true) => (0, 1000),
+        (false, false) => (1000, 3000),
+    };
+    let runs = args.runs.unwrap_or(if args.icount { 1 } else { 10 });
+    let mut cases = chosen(&args.only, &args.peers);
+    if args.icount {
+        // The machine has no qemu-img.
+        cases.retain(|case| !case.is_qcow2());
+    }
     let plan = Plan {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
         initrd: image.join("initrd"),
-        cases: chosen(&args.only, &args.peers),
+        cases,
+        only: args.load.clone(),
         peers: args.peers.staged()?,
-        runs: if args.quick { 1 } else { args.runs },
-        ramp,
-        seconds,
+        // It fits into any host's page cache.
+        disk_mib: if args.icount { 32 } else { 256 },
+        runs: if args.quick { 1 } else { runs },
+        ramp_ms,
+        time_ms,
         thorough: !args.quick,
     };
     let mut record = Record::default();
     record.env.insert("guest".to_owned(), json!(IMAGE));
+    if args.icount {
+        let measured = counted::measure(&progress, &plan, &mut record);
+        println!("{}", report::text(&record, &[]));
+        let setting = report::setting(&record);
+        let name = name(
+            "disk-icount",
+            args.quick || !args.only.is_empty() || args.load.is_some(),
+        );
+        record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
+        return measured;
+    }
     let mut absent = Vec::new();
     let rounds = (plan.runs + 1) * u32::try_from(plan.cases.len())?;
     let job = Job {
@@ -89,12 +121,15 @@ pub fn run(args: Args) -> Result<()> {
     record.env.insert("left_out".to_owned(), json!(left_out));
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &absent));
-    // A short run, or a run of one case, does not replace a measurement.
-    let whole = !args.quick && args.only.is_empty();
-    let name = if whole { "disk" } else { "disk-quick" };
+    let name = name("disk", args.quick || !args.only.is_empty() || args.load.is_some());
     let setting = report::setting(&record);
-    record.publish(name, &setting, svg::Better::More, &report::plot(&record))?;
+    record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
     measured
+}
+
+/// Name of the record: a short run, or a run of one case, does not replace a measurement.
+fn name(bench: &str, part: bool) -> String {
+    format!("{bench}{}", if part { "-quick" } else { "" })
 }
 
 /// The cases to measure: all if `only` is empty, but those of peers that are given.

@@ -92,12 +92,12 @@ impl Cell {
     }
 }
 
-/// The guest's instructions, one line for each cell.
-pub fn loads(ramp_ms: u32, time_ms: u32) -> String {
+/// The guest's instructions, one line for each of `cells`.
+pub fn loads(cells: &[&Cell], ramp_ms: u32, time_ms: u32) -> String {
     let (mut text, peer) = (String::new(), wire::peer());
     for Cell {
         name, load, streams, ..
-    } in CELLS
+    } in cells
     {
         let _ = writeln!(
             text,
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn every_cell_has_a_line_and_a_metric_of_its_own() {
-        let text = loads(10, 20);
+        let text = loads(&CELLS.iter().collect::<Vec<_>>(), 10, 20);
         assert_eq!(text.lines().count(), CELLS.len());
         assert!(text.starts_with("tcp_out tcp-out 198.51.100.1:7000 --streams 1 --ramp 10 --time 20\n"));
         let mut metrics: Vec<&str> = CELLS.iter().map(|cell| cell.metric).collect();

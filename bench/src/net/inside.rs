@@ -27,6 +27,8 @@ pub struct Plan {
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
+    /// Only this load, by name.
+    pub only: Option<String>,
     /// Other VMMs.
     pub peers: Peers,
     /// Rounds, each with every case.
@@ -37,6 +39,14 @@ pub struct Plan {
     pub time_ms: u32,
     /// Run every case once as a warm-up.
     pub thorough: bool,
+}
+
+impl Plan {
+    /// The loads to measure.
+    pub fn cells(&self) -> Vec<&'static Cell> {
+        let wanted = |cell: &&Cell| self.only.as_ref().is_none_or(|only| only == cell.name);
+        CELLS.iter().filter(wanted).collect()
+    }
 }
 
 /// Time limit until user space runs.
@@ -58,7 +68,10 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("command_line", json!(APPEND)),
         ("ramp_ms", json!(plan.ramp_ms)),
         ("time_ms", json!(plan.time_ms)),
-        ("loads", json!(cell::loads(plan.ramp_ms, plan.time_ms))),
+        (
+            "loads",
+            json!(cell::loads(&plan.cells(), plan.ramp_ms, plan.time_ms)),
+        ),
         ("left_out", json!(left_out.collect::<Vec<_>>())),
     ];
     message::env(host::facts(&bench.files.husk)?, facts);
@@ -93,7 +106,10 @@ impl<'a> Bench<'a> {
         files.pack(&[
             ("script", include_bytes!("guest.sh")),
             ("husk-netload", &std::fs::read(&netload)?),
-            ("loads", cell::loads(plan.ramp_ms, plan.time_ms).as_bytes()),
+            (
+                "loads",
+                cell::loads(&plan.cells(), plan.ramp_ms, plan.time_ms).as_bytes(),
+            ),
             ("net", wire::addresses().as_bytes()),
         ])?;
         Ok(Self {
@@ -112,10 +128,10 @@ impl<'a> Bench<'a> {
         }
         let _peer = wire.serve(&self.netload)?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
-        let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(CELLS.len())?;
+        let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(self.plan.cells().len())?;
         let mut started = Started::start(case.ready(&self.files, &self.peers)?, patience)?;
         let mut values = Vec::new();
-        for cell in CELLS {
+        for cell in self.plan.cells() {
             values.extend(self.load(cell, case, &mut started)?);
         }
         until(&mut started, "husk-bench: done;")?;
@@ -141,6 +157,7 @@ impl<'a> Bench<'a> {
         started: &mut Started,
     ) -> Result<Vec<(String, &'static str, f64)>> {
         let counts = until(started, &cell.begins())? + Duration::from_millis(self.plan.ramp_ms.into());
+        message::news(format!("{}: {}", case.name(), cell.title));
         let helped = started.group.has_thread("vhost-")?;
         ensure!(helped == case.vhost(), "vhost works for it: {helped}");
         let cost = Cost::between(

@@ -2,6 +2,7 @@
 
 mod case;
 mod cell;
+mod counted;
 mod inside;
 mod report;
 mod wire;
@@ -12,6 +13,7 @@ use super::record::Record;
 use super::svg;
 use anyhow::Result;
 use case::Case;
+use cell::CELLS;
 use inside::Plan;
 use serde_json::json;
 use std::time::Duration;
@@ -22,12 +24,18 @@ use xtask::{checkout, images};
 /// Arguments of `cargo xtask bench net`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of all cases; at least ten are needed to compare two cases
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    /// Rounds of all cases; at least ten are needed to compare two cases [default: 10; with --icount, 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
+    /// Measure only this load
+    #[arg(long, value_name = "LOAD", value_parser = CELLS.iter().map(|cell| cell.name).collect::<Vec<_>>())]
+    load: Option<String>,
+    /// Count instructions in place of time, in a machine for each case: the load of this machine has no influence
+    #[arg(long)]
+    icount: bool,
     #[command(flatten)]
     peers: Peers,
     /// One short round without warm-up, which only shows that the benchmark works
@@ -65,20 +73,37 @@ pub fn run(args: Args) -> Result<()> {
     let [ip, ethtool] = TOOLS;
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, ip, ethtool])?;
     let image = images::path(IMAGE)?;
-    let (ramp_ms, time_ms) = if args.quick { (200, 1000) } else { (1000, 2500) };
+    let (ramp_ms, time_ms) = match (args.icount, args.quick) {
+        (true, _) => (100, 400),
+        (false, true) => (200, 1000),
+        (false, false) => (1000, 2500),
+    };
+    let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
     let plan = Plan {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
         initrd: image.join("initrd"),
         cases: chosen(&args.only, &args.peers),
+        only: args.load.clone(),
         peers: args.peers.staged()?,
-        rounds: if args.quick { 1 } else { args.rounds },
+        rounds: if args.quick { 1 } else { rounds },
         ramp_ms,
         time_ms,
         thorough: !args.quick,
     };
     let mut record = Record::default();
     record.env.insert("guest".to_owned(), json!(IMAGE));
+    if args.icount {
+        let measured = counted::measure(&progress, &plan, &mut record);
+        println!("{}", report::text(&record));
+        let setting = report::setting(&record);
+        let name = name(
+            "net-icount",
+            args.quick || !args.only.is_empty() || args.load.is_some(),
+        );
+        record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
+        return measured;
+    }
     let starts = (plan.rounds + 1) * u32::try_from(plan.cases.len())?;
     let job = Job {
         bench: "net",
@@ -89,12 +114,15 @@ pub fn run(args: Args) -> Result<()> {
     let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A short run, or a run of one case, does not replace a measurement.
-    let whole = !args.quick && args.only.is_empty();
-    let name = if whole { "net" } else { "net-quick" };
+    let name = name("net", args.quick || !args.only.is_empty() || args.load.is_some());
     let setting = report::setting(&record);
-    record.publish(name, &setting, svg::Better::More, &report::plot(&record))?;
+    record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
     measured
+}
+
+/// Name of the record: a short run, or a run of one case, does not replace a measurement.
+fn name(bench: &str, part: bool) -> String {
+    format!("{bench}{}", if part { "-quick" } else { "" })
 }
 
 /// The cases to measure: all if `only` is empty, but those of peers that are given.

@@ -27,7 +27,32 @@ const MEMORY_MIB: u32 = 3072;
 const CPU: &str = "max";
 
 /// Modules of KVM, in the order in which they are loaded.
-const MODULES: [&str; 3] = ["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+const KVM: [&str; 3] = ["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+
+/// Modules of a network with bridges, taps and vhost.
+const NETWORK: [&str; 9] = [
+    "net/llc/llc",
+    "net/802/stp",
+    "net/bridge/bridge",
+    "drivers/net/veth",
+    "drivers/net/tun",
+    "drivers/net/tap",
+    "drivers/vhost/vhost_iotlb",
+    "drivers/vhost/vhost",
+    "drivers/vhost/vhost_net",
+];
+
+/// Programs that set up a network.
+const NETWORK_TOOLS: [&str; 5] = [
+    "usr/bin/ip",
+    "usr/sbin/ethtool",
+    "usr/bin/nsenter",
+    "usr/bin/setsid",
+    "usr/bin/unshare",
+];
+
+/// Module of the file system below [`CountedMachine::with_file_system`].
+const LOOP: &str = "drivers/block/loop";
 
 /// QEMU and what it reads for a guest whose kernel is given to it.
 const QEMU: [&str; 5] = [
@@ -43,6 +68,10 @@ const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 /// Folder where the loader finds libraries.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
+/// Makes the file system of [`CountedMachine::with_file_system`].
+const FILE_SYSTEM: &str = "\
+truncate -s 1G /image && mke2fs -F /image > /image.log && mount -o loop -t ext4 /image /var/tmp || exit";
+
 const INIT: &str = include_str!("guest/counted-init");
 /// Line that [`INIT`] ends with.
 const END: &str = "counted: ";
@@ -53,6 +82,9 @@ pub struct CountedMachine {
     image: Image,
     folder: TempDir,
     contents: BTreeMap<String, Vec<u8>>,
+    modules: usize,
+    /// What the shell runs before any command.
+    setup: &'static str,
 }
 
 impl CountedMachine {
@@ -67,6 +99,8 @@ impl CountedMachine {
                 .prefix("counted.")
                 .tempdir_in(checkout::folder(checkout::target().join("lab"))?)?,
             contents: BTreeMap::new(),
+            modules: 0,
+            setup: "",
             image,
         };
         machine.add_system()?;
@@ -83,16 +117,45 @@ impl CountedMachine {
         for path in QEMU {
             self.add(path, &root.join(path))?;
         }
-        for (number, module) in MODULES.into_iter().enumerate() {
-            let file = only_entry(&root.join("lib/modules"))?
-                .join("kernel")
-                .join(format!("{module}.ko.xz"));
-            let unpacked = self.image.command("usr/bin/xz").arg("-dc").arg(&file).output()?;
-            ensure!(unpacked.status.success(), "cannot unpack {}", file.display());
-            self.contents
-                .insert(format!("modules/{number}.ko"), unpacked.stdout);
-        }
+        KVM.into_iter().try_for_each(|module| self.add_module(module))
+    }
+
+    /// Adds a module of the lab's kernel, which is loaded after those added before.
+    fn add_module(&mut self, module: &str) -> Result<()> {
+        let file = only_entry(&self.image.root().join("lib/modules"))?
+            .join("kernel")
+            .join(format!("{module}.ko.xz"));
+        let unpacked = self.image.command("usr/bin/xz").arg("-dc").arg(&file).output()?;
+        ensure!(unpacked.status.success(), "cannot unpack {}", file.display());
+        self.contents
+            .insert(format!("modules/{:02}.ko", self.modules), unpacked.stdout);
+        self.modules += 1;
         Ok(())
+    }
+
+    /// Adds what a network of namespaces, bridges and taps needs.
+    ///
+    /// # Errors
+    /// As [`CountedMachine::new`].
+    pub fn with_network(mut self) -> Result<Self> {
+        let root = self.image.root();
+        for tool in NETWORK_TOOLS {
+            self.add(tool, &root.join(tool))?;
+        }
+        NETWORK
+            .into_iter()
+            .try_for_each(|module| self.add_module(module))?;
+        Ok(self)
+    }
+
+    /// Mounts an ext4 file system of 1 GiB on `/var/tmp`: the root is a tmpfs, which is none that disks lie on.
+    ///
+    /// # Errors
+    /// As [`CountedMachine::new`].
+    pub fn with_file_system(mut self) -> Result<Self> {
+        self.add_module(LOOP)?;
+        self.setup = FILE_SYSTEM;
+        Ok(self)
     }
 
     /// Adds a file, and the libraries that it needs.
@@ -133,11 +196,12 @@ impl CountedMachine {
     /// Boots the machine, runs `command` in its shell and returns what it wrote.
     ///
     /// # Errors
-    /// The command fails, or writes nothing for `silence`, measured on the host: a guest hangs with some seeds.
-    pub fn run(&self, command: &str, seed: u32, silence: Duration) -> Result<String> {
+    /// The command fails, or does not end within `limit`, measured on the host: with some seeds QEMU executes the same
+    /// VMRUN for ever.
+    pub fn run(&self, command: &str, seed: u32, limit: Duration) -> Result<String> {
         let run = tempfile::tempdir_in(self.folder.path())?;
         let initrd = run.path().join("initrd");
-        let init = INIT.replace("COMMAND", command);
+        let init = INIT.replace("COMMAND", &format!("{}\n{command}", self.setup));
         let mut files: Vec<(&str, &[u8])> = vec![("init", init.as_bytes())];
         files.extend(
             self.contents
@@ -151,15 +215,12 @@ impl CountedMachine {
             .stderr(File::create(run.path().join("errors"))?)
             .spawn()
             .context("cannot start QEMU")?;
-        let (mut written, mut deadline) = (0, Instant::now() + silence);
+        let deadline = Instant::now() + limit;
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break Some(status);
             }
-            let now = std::fs::metadata(&console).map_or(0, |file| file.len());
-            if now != written {
-                (written, deadline) = (now, Instant::now() + silence);
-            } else if Instant::now() > deadline {
+            if Instant::now() > deadline {
                 child.kill()?;
                 child.wait()?;
                 break None;

@@ -1,0 +1,148 @@
+//! Measurements whose clock counts instructions: one machine for each run of a case.
+
+use crate::host;
+use crate::message::Message;
+use crate::record::{Measurement, Record};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{iter, thread};
+use xtask::lab::{
+    self,
+    counted::{CountedMachine, FILES},
+};
+use xtask::progress::{Progress, Step};
+
+/// Time after which a run hangs: most take half of it.
+const LIMIT: Duration = Duration::from_secs(150);
+/// Seeds with which a run is tried.
+const SEEDS: u32 = 10;
+
+/// A run of a case, in a machine of its own.
+#[derive(Debug)]
+pub struct Run {
+    /// Name of the case.
+    pub case: &'static str,
+    /// Number of the round, from 1.
+    pub round: u32,
+    /// What the machine's shell runs: it writes messages, as benchmarks do where KVM is.
+    pub command: String,
+}
+
+/// Path of a file of this machine in a counted machine that has it.
+pub fn there(file: &Path) -> PathBuf {
+    Path::new(FILES).join(file.file_name().unwrap_or_default())
+}
+
+/// The command that measures a `plan` of benchmark `bench` in a machine that has `this` program.
+pub fn command(this: &Path, bench: &str, plan: &impl Serialize) -> Result<String> {
+    Ok(format!(
+        "{} {bench} --inside '{}'",
+        there(this).display(),
+        serde_json::to_string(plan)?
+    ))
+}
+
+/// Does all `runs`, several at a time. Values are added to `record`, also if the measurement ends early.
+pub fn measure(
+    progress: &Progress,
+    machine: &CountedMachine,
+    runs: Vec<Run>,
+    record: &mut Record,
+) -> Result<()> {
+    record.env.insert("load_before".to_owned(), json!(host::load()));
+    let step = progress.step("measuring");
+    let queue = Mutex::new(runs.into_iter());
+    let found = Mutex::new((Vec::new(), BTreeMap::new()));
+    let work = || -> Result<()> {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(run) = next else { return Ok(()) };
+            step.news(&format!("{}: round {}", run.case, run.round));
+            let (measurements, facts) = attempt(machine, &run, &step)?;
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.0.extend(measurements);
+            found.1.extend(facts);
+        }
+    };
+    let measured = thread::scope(|scope| {
+        let workers: Vec<_> = iter::repeat_with(|| scope.spawn(work))
+            .take(lab::affordable() as usize)
+            .collect();
+        let ends = workers.into_iter().map(|worker| {
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        ends.collect::<Vec<_>>().into_iter().collect::<Result<()>>()
+    });
+    let (measurements, facts) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    record.measurements.extend(measurements);
+    record.env.extend(facts);
+    record.env.insert(
+        "where".to_owned(),
+        json!("a machine whose clock counts instructions"),
+    );
+    record.env.insert("load_after".to_owned(), json!(host::load()));
+    record.env.insert("complete".to_owned(), json!(measured.is_ok()));
+    measured?;
+    step.done();
+    Ok(())
+}
+
+type Facts = BTreeMap<String, Value>;
+
+/// Does a run with one seed after the other until it succeeds.
+fn attempt(machine: &CountedMachine, run: &Run, step: &Step) -> Result<(Vec<Measurement>, Facts)> {
+    let mut failed = None;
+    for attempt in 0..SEEDS {
+        match machine.run(&run.command, run.round + attempt * 1000, LIMIT) {
+            Ok(said) => return Ok(parse(&said, run.round)),
+            Err(error) => {
+                step.say(&format!(
+                    "failed, done again: {} in round {}: {error:#}",
+                    run.case, run.round
+                ));
+                failed = Some(error);
+            }
+        }
+    }
+    let what = || format!("{}: round {}, {SEEDS} times", run.case, run.round);
+    Err(failed.unwrap_or_else(|| anyhow::anyhow!("no run"))).with_context(what)
+}
+
+/// The measured values and the facts in what a run wrote.
+fn parse(said: &str, round: u32) -> (Vec<Measurement>, Facts) {
+    let mut measurements = Vec::new();
+    let mut facts = Facts::new();
+    for line in said.lines() {
+        match serde_json::from_str(line) {
+            Ok(Message::<Value>::Measured(measurement)) => measurements.push(Measurement {
+                run: round,
+                ..measurement
+            }),
+            Ok(Message::Env(found)) => facts.extend(found),
+            _ => {}
+        }
+    }
+    (measurements, facts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_found_between_other_lines() {
+        let value = r#"{"Measured":{"bench":"boot","case":"husk","metric":"end_ms","unit":"ms","value":3.5,"run":1}}"#;
+        let said = format!("[ 1.0] kvm: x\n{value}\n{{\"News\":\"a\"}}\n{{\"Env\":{{\"a\":1}}}}\n");
+        let (measurements, facts) = parse(&said, 7);
+        assert_eq!(measurements.len(), 1);
+        assert_eq!((measurements[0].value, measurements[0].run), (3.5, 7));
+        assert_eq!(facts["a"], 1);
+    }
+}

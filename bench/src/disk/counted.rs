@@ -1,0 +1,56 @@
+//! Requests to a disk in a machine whose clock counts instructions.
+
+use super::case::Case;
+use super::cell::Cell;
+use super::inside::Plan;
+use crate::counted::{self, Run, there};
+use crate::record::Record;
+use anyhow::Result;
+use std::path::PathBuf;
+use xtask::lab::counted::{CountedMachine, FILES};
+use xtask::progress::Progress;
+
+/// Measures each case of `plan`, each kind of requests in a machine of its own: the longer a machine runs, the likelier
+/// it hangs.
+pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
+    let this = std::env::current_exe()?;
+    let mut files = vec![
+        this.clone(),
+        plan.release.join("husk"),
+        plan.release.join("husk-vmm"),
+        plan.kernel.clone(),
+        plan.initrd.clone(),
+    ];
+    files.extend(plan.peers.programs());
+    let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
+    let machine = CountedMachine::new(progress, &files)?.with_file_system()?;
+    let cells = plan.cells();
+    let mut runs = Vec::new();
+    for (round, cell) in (1..=plan.runs).flat_map(|round| cells.iter().map(move |cell| (round, *cell))) {
+        runs.extend(plan.cases.iter().map(|case| (round, *case, cell)));
+    }
+    let runs = runs.into_iter().map(|(round, case, cell)| {
+        let plan = one(plan, case, cell);
+        Ok(Run {
+            case: case.name(),
+            round,
+            command: counted::command(&this, "disk", &plan)?,
+        })
+    });
+    counted::measure(progress, &machine, runs.collect::<Result<_>>()?, record)
+}
+
+/// The plan of a machine, for one kind of requests of `case`.
+fn one(plan: &Plan, case: Case, cell: &Cell) -> Plan {
+    Plan {
+        release: FILES.into(),
+        kernel: there(&plan.kernel),
+        initrd: there(&plan.initrd),
+        cases: vec![case],
+        only: Some(cell.name.to_owned()),
+        peers: plan.peers.map(there),
+        runs: 1,
+        thorough: false,
+        ..*plan
+    }
+}
