@@ -18,7 +18,7 @@ use xtask::lab::{
 use xtask::progress::{Progress, Step};
 
 /// Time after which a run hangs: most take half of it.
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(240);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 10;
 

@@ -85,7 +85,7 @@ pub fn run(args: Args) -> Result<()> {
         only: args.load.clone(),
         peers: args.peers.staged()?,
         // It fits into any host's page cache.
-        disk_mib: if args.icount { 32 } else { 256 },
+        disk_mib: if args.icount { 16 } else { 256 },
         runs: if args.quick { 1 } else { runs },
         ramp_ms,
         time_ms,
