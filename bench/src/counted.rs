@@ -2,6 +2,7 @@
 
 use crate::host;
 use crate::message::Message;
+use crate::peers::Peers;
 use crate::record::{Measurement, Record};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -45,6 +46,19 @@ pub fn command(this: &Path, bench: &str, plan: &impl Serialize) -> Result<String
         there(this).display(),
         serde_json::to_string(plan)?
     ))
+}
+
+/// The files that every machine needs: `this` program, `programs` of the folder `release`, kernel and initrd, and peers.
+pub fn files(
+    this: &Path,
+    (release, programs): (&Path, &[&str]),
+    guest: [&Path; 2],
+    peers: &Peers,
+) -> Vec<PathBuf> {
+    let programs = programs.iter().map(|program| release.join(program));
+    let own = [this.to_owned()].into_iter().chain(programs);
+    let guest = guest.map(Path::to_owned);
+    own.chain(guest).chain(peers.programs()).collect()
 }
 
 /// Does all `runs`, several at a time. Values are added to `record`, also if the measurement ends early.

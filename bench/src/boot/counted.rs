@@ -25,18 +25,12 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
 
 /// The files that a machine needs.
 fn files(plan: &Plan, this: &Path) -> Vec<PathBuf> {
-    let mut files = vec![
-        this.to_owned(),
-        plan.release.join("husk"),
-        plan.release.join("husk-vmm"),
-        plan.kernel.clone(),
-        plan.initrd.clone(),
-    ];
+    let mut programs = vec!["husk", "husk-vmm"];
     if plan.cases.contains(&Vmm::Floor) {
-        files.push(plan.release.join(FLOOR_PROGRAM));
+        programs.push(FLOOR_PROGRAM);
     }
-    files.extend(plan.peers.programs());
-    files
+    let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
+    counted::files(this, (&plan.release, &programs), guest, &plan.peers)
 }
 
 /// The command that measures one case in a machine.

@@ -14,14 +14,9 @@ use xtask::progress::Progress;
 /// it hangs.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
-    let mut files = vec![
-        this.clone(),
-        plan.release.join("husk"),
-        plan.release.join("husk-vmm"),
-        plan.kernel.clone(),
-        plan.initrd.clone(),
-    ];
-    files.extend(plan.peers.programs());
+    let programs: &[&str] = &["husk", "husk-vmm"];
+    let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
+    let files = counted::files(&this, (&plan.release, programs), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_file_system()?;
     let cells = plan.cells();

@@ -13,15 +13,9 @@ use xtask::progress::Progress;
 /// Measures each case of `plan`, each load in a machine of its own: the longer a machine runs, the likelier it hangs.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
-    let mut files = vec![
-        this.clone(),
-        plan.release.join("husk"),
-        plan.release.join("husk-vmm"),
-        plan.release.join("husk-netload"),
-        plan.kernel.clone(),
-        plan.initrd.clone(),
-    ];
-    files.extend(plan.peers.programs());
+    let programs: &[&str] = &["husk", "husk-vmm", "husk-netload"];
+    let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
+    let files = counted::files(&this, (&plan.release, programs), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_network()?;
     let cells = plan.cells();
