@@ -66,7 +66,7 @@ pub(crate) trait IoBackend: Debug + Send {
     /// Calls started or carried out, and not popped yet.
     fn running(&self) -> usize;
 
-    /// Readable while `pop` has a result, except of a call that was carried out when it was pushed. May be readable for a
-    /// moment without one.
+    /// Readable while `pop` has a result, except of a call that was carried out when it was pushed. May be readable for
+    /// a moment without one.
     fn event(&self) -> BorrowedFd<'_>;
 }

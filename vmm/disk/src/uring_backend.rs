@@ -3,9 +3,9 @@
 //! The ring is created disabled and restricted before it is enabled: it allows six operations on registered files and
 //! updates of the file table. An attacker who controls the process cannot lift the restrictions.
 //!
-//! Reads and writes of a file in memory (tmpfs, ramfs) do not go through the ring but are copied at once, on the calling
-//! thread. Such a file system does not support calls that must not block (`RWF_NOWAIT`), so io_uring would wake a
-//! thread of the kernel for every call, although none waits for a device.
+//! The calling thread reads and writes a file in memory (tmpfs, ramfs) itself, without the ring. Such a file system
+//! does not support calls that must not block (`RWF_NOWAIT`), so io_uring would wake a thread of the kernel for every
+//! call, although none waits for a device.
 
 use std::collections::VecDeque;
 use std::io;
@@ -377,10 +377,10 @@ mod tests {
         let call = IoCall::Read { offset: 4, vector };
         assert_eq!(at_once(&mut ring, 2, call), Some((7, 8)));
         assert_eq!((read, ring.running()), (*b"content!", 0));
-        // A slot that another file had, and a call that is neither.
+        assert_eq!(at_once(&mut ring, 2, IoCall::Sync), None, "only reads and writes");
+        // Another file in the same slot.
         ring.detach(2).unwrap();
         ring.attach(2, other.as_fd()).unwrap();
-        assert_eq!(at_once(&mut ring, 2, IoCall::Sync), None);
         assert_eq!(ring.file_in_memory(0).or(ring.file_in_memory(2)), None);
     }
 
