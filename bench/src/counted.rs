@@ -18,7 +18,7 @@ use xtask::lab::{
 };
 use xtask::progress::{Progress, Step};
 
-/// Time after which a run hangs: most take half of it.
+/// Longest time of a run, before it counts as hung. Most take less than half of it.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 10;
@@ -30,7 +30,7 @@ pub struct Run {
     pub case: &'static str,
     /// Number of the round, from 1.
     pub round: u32,
-    /// What the machine's shell runs: it writes messages, as benchmarks do where KVM is.
+    /// Shell command of the machine. It writes a benchmark's messages to its standard output.
     pub command: String,
 }
 
@@ -48,7 +48,7 @@ pub fn command(this: &Path, bench: &str, plan: &impl Serialize) -> Result<String
     ))
 }
 
-/// The files that every machine needs: `this` program, `programs` of the folder `release`, kernel and initrd, and peers.
+/// The files that a machine needs: `this` program, `programs` of the folder `release`, kernel and initrd, and peers.
 pub fn files(
     this: &Path,
     (release, programs): (&Path, &[&str]),
@@ -59,6 +59,24 @@ pub fn files(
     let own = [this.to_owned()].into_iter().chain(programs);
     let guest = guest.map(Path::to_owned);
     own.chain(guest).chain(peers.programs()).collect()
+}
+
+/// The runs of all `cases` with all `loads`, round after round.
+pub fn runs<C: Copy, L: Copy>(
+    rounds: u32,
+    cases: &[C],
+    loads: &[L],
+    run: impl Fn(u32, C, L) -> Result<Run>,
+) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    for round in 1..=rounds {
+        for load in loads {
+            for case in cases {
+                runs.push(run(round, *case, *load)?);
+            }
+        }
+    }
+    Ok(runs)
 }
 
 /// Does all `runs`, several at a time. Values are added to `record`, also if the measurement ends early.

@@ -14,13 +14,14 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
     let this = std::env::current_exe()?;
     let files = files(plan, &this);
     let machine = CountedMachine::new(progress, &files.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
-    let rounds = (1..=plan.runs).flat_map(|round| plan.cases.iter().map(move |case| (round, *case)));
-    let runs = rounds.map(|(round, case)| {
-        let command = command(plan, case, &this)?;
-        let case = case.name();
-        Ok(Run { case, round, command })
-    });
-    counted::measure(progress, &machine, runs.collect::<Result<_>>()?, record)
+    let runs = counted::runs(plan.runs, &plan.cases, &[()], |round, case, ()| {
+        Ok(Run {
+            case: case.name(),
+            round,
+            command: command(plan, case, &this)?,
+        })
+    })?;
+    counted::measure(progress, &machine, runs, record)
 }
 
 /// The files that a machine needs.

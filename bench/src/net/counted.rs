@@ -18,20 +18,14 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
     let files = counted::files(&this, (&plan.release, programs), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_network()?;
-    let cells = plan.cells();
-    let mut runs = Vec::new();
-    for (round, cell) in (1..=plan.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))) {
-        runs.extend(plan.cases.iter().map(|case| (round, *case, cell)));
-    }
-    let runs = runs.into_iter().map(|(round, case, cell)| {
-        let plan = one(plan, case, cell);
+    let runs = counted::runs(plan.rounds, &plan.cases, &plan.cells(), |round, case, cell| {
         Ok(Run {
             case: case.name(),
             round,
-            command: counted::command(&this, "net", &plan)?,
+            command: counted::command(&this, "net", &one(plan, case, cell))?,
         })
-    });
-    counted::measure(progress, &machine, runs.collect::<Result<_>>()?, record)
+    })?;
+    counted::measure(progress, &machine, runs, record)
 }
 
 /// The plan of a machine, for one load of `case`.

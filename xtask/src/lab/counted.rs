@@ -83,7 +83,7 @@ pub struct CountedMachine {
     folder: TempDir,
     contents: BTreeMap<String, Vec<u8>>,
     modules: usize,
-    /// What the shell runs before any command.
+    /// Shell command that comes before any other.
     setup: &'static str,
 }
 
@@ -148,7 +148,8 @@ impl CountedMachine {
         Ok(self)
     }
 
-    /// Mounts an ext4 file system of 1 GiB on `/var/tmp`: the root is a tmpfs, which is none that disks lie on.
+    /// Mounts an ext4 file system of 1 GiB on `/var/tmp`. The root is a tmpfs, on which Husk serves images without
+    /// io_uring.
     ///
     /// # Errors
     /// As [`CountedMachine::new`].
