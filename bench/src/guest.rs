@@ -43,7 +43,7 @@ impl Guest<'_> {
     }
 
     fn husk_run(&self, files: &BenchFiles, devices: &str, spec: &str, how: &str) -> Result<Vmm> {
-        let path = files.folder.join("vmi.yaml");
+        let path = self.file(files, "yaml");
         std::fs::write(&path, self.manifest(devices, spec))
             .with_context(|| format!("cannot write {}", path.display()))?;
         let mut command = husk(files);
@@ -65,8 +65,13 @@ impl Guest<'_> {
         Vmm {
             command,
             stop: Some(stop),
-            errors: files.folder.join("errors"),
+            errors: self.file(files, "errors"),
         }
+    }
+
+    /// A file of this guest only, for which the benchmark needs different names of guests that run at the same time.
+    pub fn file(&self, files: &BenchFiles, extension: &str) -> PathBuf {
+        files.folder.join(format!("{}.{extension}", self.name))
     }
 
     fn manifest(&self, devices: &str, spec: &str) -> String {
@@ -125,7 +130,7 @@ spec:
         Vmm {
             command,
             stop: None,
-            errors: files.folder.join("errors"),
+            errors: self.file(files, "errors"),
         }
     }
 }

@@ -16,6 +16,7 @@ mod hotplug;
 mod idle;
 mod kvm;
 mod limits;
+mod line;
 mod measure;
 mod message;
 mod monitor;

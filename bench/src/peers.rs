@@ -123,7 +123,7 @@ impl Peers {
         let append = format!("{} panic=1", guest.append.unwrap_or_default());
         match peer {
             Peer::Firecracker => {
-                let config = files.folder.join("firecracker.json");
+                let config = guest.file(files, "json");
                 // It has no ACPI state S5: a guest ends by a reset of the keyboard controller.
                 let append = format!("{append} reboot=k");
                 std::fs::write(&config, firecracker(guest, files, &append, devices).to_string())
@@ -154,7 +154,7 @@ impl Peers {
         Ok(Vmm {
             command,
             stop: None,
-            errors: files.folder.join("errors"),
+            errors: guest.file(files, "errors"),
         })
     }
 }
@@ -226,7 +226,7 @@ mod tests {
             cloud_hypervisor: Some("/ch".into()),
         };
         let vmm = peers.ready(peer, &guest, &files, devices).expect("a command");
-        let config = std::fs::read_to_string(folder.path().join("firecracker.json"));
+        let config = std::fs::read_to_string(folder.path().join("bench.json"));
         (format!("{:?}", vmm.command), config.unwrap_or_default())
     }
 

@@ -4,10 +4,13 @@ use super::group::Group;
 use super::guest::Vmm;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use xtask::serial::Serial;
+
+/// Interval between attempts to reach a VMM that starts.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// A VMM, its guest and the time limit; all processes are ended when this is dropped.
 #[derive(Debug)]
@@ -102,6 +105,28 @@ impl Started {
         let errors = || std::fs::read_to_string(&self.errors).unwrap_or_default();
         ensure!(status.success(), "it ended with {status}: {}", errors().trim());
         Ok(true)
+    }
+
+    /// Connects to a socket of the VMM, which may be starting.
+    ///
+    /// # Errors
+    /// If it cannot be reached in time, or the command fails; with its errors.
+    pub fn reached<T>(&mut self, socket: &Path, connect: impl Fn(&Path) -> Result<T>) -> Result<T> {
+        loop {
+            self.has_returned()?;
+            let error = match socket.exists().then(|| connect(socket)) {
+                Some(Ok(connected)) => return Ok(connected),
+                Some(Err(error)) => Some(error),
+                None => None,
+            };
+            if Instant::now() >= self.deadline {
+                match error {
+                    Some(error) => return Err(error),
+                    None => bail!("there is no {}", socket.display()),
+                }
+            }
+            std::thread::sleep(RETRY);
+        }
     }
 
     /// End of the time limit.

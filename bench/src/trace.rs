@@ -96,6 +96,11 @@ impl Trace {
                 "the trace has lost events:\n{stats}"
             );
         }
+        self.text()
+    }
+
+    /// The events so far.
+    pub fn text(&self) -> Result<String> {
         let text = std::fs::read(self.folder.join("trace"))?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
@@ -117,5 +122,35 @@ impl Drop for Trace {
     fn drop(&mut self) {
         let _ = self.stop();
         let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// One line of a trace: `COMM-PID [CPU] FLAGS SECONDS: NAME: ARGS`.
+#[derive(Debug)]
+pub struct Event<'a> {
+    /// Seconds of the monotonic clock.
+    pub time: f64,
+    /// Name of the tracepoint.
+    pub name: &'a str,
+    /// What the tracepoint tells.
+    pub args: &'a str,
+}
+
+impl<'a> Event<'a> {
+    /// The event of a line, unless it is a comment.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let (head, rest) = line.split_once(": ")?;
+        let (name, args) = rest.split_once(": ")?;
+        let time = head.rsplit(' ').next()?.parse().ok()?;
+        Some(Self { time, name, args })
+    }
+
+    /// The word after the word `key`; empty if there is none.
+    pub fn after(&self, key: &str) -> &'a str {
+        let mut words = self.args.split_whitespace();
+        words
+            .find(|word| *word == key)
+            .and_then(|_| words.next())
+            .unwrap_or_default()
     }
 }

@@ -138,7 +138,7 @@ fn floor(guest: &Guest<'_>, files: &BenchFiles) -> guest::Vmm {
     guest::Vmm {
         command,
         stop: None,
-        errors: files.folder.join("errors"),
+        errors: guest.file(files, "errors"),
     }
 }
 

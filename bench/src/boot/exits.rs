@@ -1,5 +1,6 @@
 //! Parses the trace of a boot.
 
+use crate::trace::Event;
 use std::collections::BTreeMap;
 
 /// Number of events of each kind.
@@ -94,32 +95,6 @@ impl Exits {
             .iter()
             .find(|(program, _)| program == name)
             .map(|(_, time)| *time)
-    }
-}
-
-/// One line of a trace: `COMM-PID [CPU] FLAGS SECONDS: NAME: ARGS`.
-#[derive(Debug)]
-struct Event<'a> {
-    time: f64,
-    name: &'a str,
-    args: &'a str,
-}
-
-impl<'a> Event<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (head, rest) = line.split_once(": ")?;
-        let (name, args) = rest.split_once(": ")?;
-        let time = head.rsplit(' ').next()?.parse().ok()?;
-        Some(Self { time, name, args })
-    }
-
-    /// The word after the word `key`; empty if there is none.
-    fn after(&self, key: &str) -> &'a str {
-        let mut words = self.args.split_whitespace();
-        words
-            .find(|word| *word == key)
-            .and_then(|_| words.next())
-            .unwrap_or_default()
     }
 }
 

@@ -48,7 +48,8 @@ pub const METRICS: [(&str, &str, &str); 3] = [
 const MARKER: &str = "HUSK-USERSPACE";
 /// The guest has found its ports, and starts the agent.
 const PORTS: &str = "husk-ports: org.qemu.guest_agent.0";
-const NAME: &str = "idle";
+/// Name of the VM with an agent.
+const WITH_AGENT: &str = "idle-agent";
 const MIB: u64 = 192;
 /// Maximum time of a boot.
 const BOOT: Duration = Duration::from_secs(120);
@@ -64,32 +65,25 @@ struct Watched {
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
-    // Two guests of one folder would share the manifest.
-    let files = [PLAIN, AGENT].map(|case| {
-        let folder = folder.path().join(case);
-        std::fs::create_dir(&folder)?;
-        BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, &folder)
-    });
-    let [plain, agent] = files;
-    let (plain, agent) = (plain?, agent?);
+    let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
     let facts = [
         ("memory_mib", json!(MIB)),
         ("counted_s", json!(plan.counted.as_secs())),
     ];
-    message::env(host::facts(&plain.husk)?, facts);
+    message::env(host::facts(&files.husk)?, facts);
     for run in 1..=plan.rounds {
         message::news(format!("round {run} of {}", plan.rounds));
         let limit = BOOT * 2 + plan.settle + plan.counted;
         let mut guests = Vec::new();
-        for (case, files, words) in [(PLAIN, &plain, "sleep"), (AGENT, &agent, "agent,sleep")] {
+        for (case, name, words) in [(PLAIN, "idle", "sleep"), (AGENT, WITH_AGENT, "agent,sleep")] {
             let append = format!("console=ttyS0 quiet husk.do={words}");
             let guest = Guest {
-                name: NAME,
+                name,
                 vcpus: 1,
                 mib: MIB,
                 append: Some(&append),
             };
-            let mut started = Started::start(guest.husk(files, "", "")?, limit)?;
+            let mut started = Started::start(guest.husk(&files, "", "")?, limit)?;
             started.until(MARKER)?;
             if case == AGENT {
                 started.until(PORTS)?;
@@ -112,7 +106,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         for guest in &watched {
             guest.report(run)?;
         }
-        answers(&agent)?;
+        answers(&files)?;
     }
     Ok(())
 }
@@ -120,7 +114,7 @@ pub fn run(plan: &Plan) -> Result<()> {
 /// Fails unless the guest's agent answers: an agent that does not run would cost nothing.
 fn answers(files: &BenchFiles) -> Result<()> {
     let asked = Command::new(&files.husk)
-        .args(["guest", "exec", NAME, "--", "/bin/busybox", "true"])
+        .args(["guest", "exec", WITH_AGENT, "--", "/bin/busybox", "true"])
         .env("HUSK_RUNTIME_DIR", files.runtime.path())
         .output()?;
     let errors = String::from_utf8_lossy(&asked.stderr);

@@ -66,17 +66,15 @@ impl Case {
             mib: MEMORY_MIB,
             append: Some(APPEND),
         };
-        let mut vmm = match self {
+        Ok(match self {
             Self::Husk => Vmm {
                 command: run(containerd, name, line),
                 stop: None,
-                errors: files.folder.join("errors"),
+                errors: guest.file(files, "errors"),
             },
             Self::HuskRun => guest.husk(files, "", "")?,
             Self::Q35 => guest.qemu("q35", files),
-        };
-        vmm.errors = files.folder.join(format!("{name}.errors"));
-        Ok(vmm)
+        })
     }
 }
 

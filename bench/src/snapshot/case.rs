@@ -1,11 +1,11 @@
 //! The cases: how each VMM is started, how its guest is saved, and how it is restored.
 
-use super::line::Line;
 use crate::bench_files::BenchFiles;
 use crate::guest::{self, Guest};
+use crate::line::Line;
 use crate::qmp::Qmp;
 use crate::started::Started;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -39,8 +39,6 @@ pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
 
 const NAME: &str = "bench-snapshot";
-/// Interval between attempts to reach a VMM that starts.
-const RETRY: Duration = Duration::from_millis(2);
 /// More than any disk writes in a second: QEMU's default is 128 MiB.
 const UNLIMITED: u64 = 1 << 40;
 
@@ -87,7 +85,7 @@ impl Case {
             Self::Husk => {
                 let guest = guest(NAME, APPEND);
                 let mut started = Started::start(guest.husk_detached(files)?, patience)?;
-                let line = monitor_line(&mut started, &guest.socket(files))?;
+                let line = started.reached(&guest.socket(files), Line::monitor)?;
                 started.returned()?;
                 Ok(Running {
                     started,
@@ -97,8 +95,8 @@ impl Case {
             }
             Self::Q35 | Self::Q35Mapped => {
                 let mut started = Started::start(qemu(files), patience)?;
-                let qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
-                let line = reached(&mut started, &serial_socket(files), Line::socket)?;
+                let qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
+                let line = started.reached(&serial_socket(files), Line::socket)?;
                 Ok(Running {
                     started,
                     line,
@@ -137,8 +135,8 @@ impl Case {
         let mut vmm = qemu(files);
         vmm.command.args(["-incoming", "defer"]);
         let mut started = Started::start(vmm, patience)?;
-        let mut qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
-        let line = reached(&mut started, &serial_socket(files), Line::socket)?;
+        let mut qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
+        let line = started.reached(&serial_socket(files), Line::socket)?;
         self.prepare(&mut qmp)?;
         qmp.execute("migrate-incoming", json!({ "uri": self.uri(from, "<")? }))?;
         qmp.migrated()?;
@@ -193,10 +191,8 @@ pub fn restore_as(name: &str, files: &BenchFiles, from: &Path, patience: Duratio
     let guest = guest(name, APPEND);
     let mut husk = guest::husk(files);
     husk.arg("restore").arg(from).args(["--name", name, "--detach"]);
-    let mut vmm = guest.as_husk(files, husk);
-    vmm.errors = files.folder.join(format!("errors-{name}"));
-    let mut started = Started::start(vmm, patience)?;
-    let line = monitor_line(&mut started, &guest.socket(files))?;
+    let mut started = Started::start(guest.as_husk(files, husk), patience)?;
+    let line = started.reached(&guest.socket(files), Line::monitor)?;
     Ok(Running {
         started,
         line,
@@ -209,7 +205,7 @@ pub fn has_capability(files: &BenchFiles, name: &str) -> Result<bool> {
     let mut vmm = qemu(files);
     vmm.command.arg("-S");
     let mut started = Started::start(vmm, Duration::from_secs(60))?;
-    let mut qmp = reached(&mut started, &qmp_socket(files), Qmp::connect)?;
+    let mut qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
     let known = qmp.execute("query-migrate-capabilities", json!({}))?;
     let known = known.as_array().context("no capabilities")?;
     Ok(known.iter().any(|known| known["capability"] == name))
@@ -250,29 +246,6 @@ fn qmp_socket(files: &BenchFiles) -> PathBuf {
 
 fn serial_socket(files: &BenchFiles) -> PathBuf {
     files.folder.join("serial")
-}
-
-fn monitor_line(started: &mut Started, socket: &Path) -> Result<Line> {
-    reached(started, socket, Line::monitor)
-}
-
-/// Connects to a socket of a VMM that starts.
-fn reached<T>(started: &mut Started, socket: &Path, connect: impl Fn(&Path) -> Result<T>) -> Result<T> {
-    loop {
-        started.has_returned()?;
-        let error = match socket.exists().then(|| connect(socket)) {
-            Some(Ok(connected)) => return Ok(connected),
-            Some(Err(error)) => Some(error),
-            None => None,
-        };
-        if Instant::now() >= started.deadline() {
-            match error {
-                Some(error) => return Err(error),
-                None => bail!("there is no {}", socket.display()),
-            }
-        }
-        std::thread::sleep(RETRY);
-    }
 }
 
 #[cfg(test)]

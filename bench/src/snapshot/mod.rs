@@ -4,7 +4,6 @@
 mod case;
 mod clones;
 mod inside;
-mod line;
 mod report;
 
 use super::measure::{self, Job};
