@@ -36,16 +36,16 @@ fn larger(rollup: &str) -> Option<u64> {
     Some(of("Private_Dirty:")?.max(of("Anonymous:")?))
 }
 
-/// Guest memory is any mapping that has at least a quarter of its size and was written to.
+/// Guest memory is any mapping of no file that has at least a quarter of its size and was written to.
 fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
     let mut parts = BTreeMap::new();
     let (mut guest, mut guest_rss, mut own_pss) = (0, 0, 0);
-    let (mut name, mut size, mut guests) = (String::new(), 0, false);
+    let (mut name, mut size, mut guests, mut of_file) = (String::new(), 0, false, false);
     for line in smaps.lines() {
         if let Some(value) = field(line, "Size:") {
             size = value;
         } else if let Some(rss) = field(line, "Rss:") {
-            guests = guest_kib > 0 && size >= guest_kib / 4 && rss > 1024;
+            guests = guest_kib > 0 && !of_file && size >= guest_kib / 4 && rss > 1024;
             if guests {
                 guest += size;
                 guest_rss += rss;
@@ -62,6 +62,7 @@ fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
             .is_some_and(|word| word.contains('-'))
         {
             name = label(line);
+            of_file = is_file(line);
         }
     }
     // The heuristic must not silently count the wrong mapping.
@@ -87,18 +88,27 @@ fn field(line: &str, name: &str) -> Option<u64> {
         .ok()
 }
 
-/// A mapping's name, from its first line: `START-END PERMS OFFSET DEVICE INODE  NAME`.
+/// True if a mapping with this first line is of a file with a name, and not of memory that has a descriptor.
+fn is_file(line: &str) -> bool {
+    path(line).starts_with('/') && !path(line).starts_with("/memfd:")
+}
+
+/// A mapping's name, from its first line.
 fn label(line: &str) -> String {
+    match path(line).rsplit('/').next() {
+        None | Some("") => "anonymous".to_owned(),
+        Some(name) => name.trim_end_matches(" (deleted)").to_owned(),
+    }
+}
+
+/// The last part of a mapping's first line: `START-END PERMS OFFSET DEVICE INODE  NAME`.
+fn path(line: &str) -> &str {
     let mut rest = line;
     for _ in 0..5 {
         rest = rest.trim_start();
         rest = rest.find(' ').map_or("", |end| &rest[end..]);
     }
-    let path = rest.trim();
-    match path.rsplit('/').next() {
-        None | Some("") => "anonymous".to_owned(),
-        Some(name) => name.trim_end_matches(" (deleted)").to_owned(),
-    }
+    rest.trim()
 }
 
 #[cfg(test)]
@@ -115,6 +125,10 @@ Pss:                 500 kB
 Size:             262144 kB
 Rss:               40000 kB
 Pss:               40000 kB
+7f0018000000-7f001c000000 rw-p 00000000 fd:01 77                         /boot/vmlinux
+Size:              65536 kB
+Rss:                2000 kB
+Pss:                2000 kB
 7f0020000000-7f0024000000 ---p 00000000 00:00 0 
 Size:              65536 kB
 Rss:                   0 kB
@@ -127,11 +141,21 @@ Pss:                 300 kB
     #[test]
     fn guest_memory_is_left_out() {
         let resident = parse(SMAPS, 262_144).expect("parsed");
-        assert_eq!(resident.own_kib, 1800);
-        assert_eq!((resident.own_pss_kib, resident.guest_kib), (800, 40_000));
+        assert_eq!(resident.own_kib, 3800);
+        assert_eq!((resident.own_pss_kib, resident.guest_kib), (2800, 40_000));
         assert_eq!(resident.parts["a vmm"], 1500);
         assert_eq!(resident.parts["[heap]"], 300);
-        assert_eq!(resident.parts.len(), 2);
+        assert_eq!(resident.parts["vmlinux"], 2000);
+        assert_eq!(resident.parts.len(), 3);
+    }
+
+    #[test]
+    fn guest_memory_may_have_a_descriptor() {
+        let smaps = SMAPS.replace(
+            "00000000 00:00 0 \nSize:             262144",
+            "00000000 00:01 9  /memfd:ram (deleted)\nSize:             262144",
+        );
+        assert_eq!(parse(&smaps, 262_144).expect("parsed").guest_kib, 40_000);
     }
 
     #[test]
@@ -149,6 +173,6 @@ Pss:                 300 kB
     #[test]
     fn guest_memory_that_is_not_found_is_an_error() {
         assert!(parse(SMAPS, 524_288).is_err());
-        assert_eq!(parse(SMAPS, 0).expect("parsed").own_kib, 41_800);
+        assert_eq!(parse(SMAPS, 0).expect("parsed").own_kib, 43_800);
     }
 }
