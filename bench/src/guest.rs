@@ -29,6 +29,11 @@ pub struct Vmm {
     pub errors: PathBuf,
 }
 
+/// Name of the case of the least program that boots the kernel.
+pub const FLOOR: &str = "floor";
+/// Name of that program.
+pub const FLOOR_PROGRAM: &str = "husk-floor";
+
 const QEMU: &str = "qemu-system-x86_64";
 
 impl Guest<'_> {
@@ -69,7 +74,20 @@ impl Guest<'_> {
         }
     }
 
-    /// A file of this guest only, for which the benchmark needs different names of guests that run at the same time.
+    /// The command of the least program that boots the kernel. Its guest ends by a reset of the keyboard controller.
+    pub fn floor(&self, files: &BenchFiles) -> Vmm {
+        let mut command = program(&files.folder.join(FLOOR_PROGRAM));
+        command.arg(&files.kernel).arg(&files.initrd);
+        command.arg(self.mib.to_string());
+        command.arg(format!("{} panic=1 reboot=k", self.append.unwrap_or_default()));
+        Vmm {
+            command,
+            stop: None,
+            errors: self.file(files, "errors"),
+        }
+    }
+
+    /// A file of this guest only. Guests that run at the same time need different names.
     pub fn file(&self, files: &BenchFiles, extension: &str) -> PathBuf {
         files.folder.join(format!("{}.{extension}", self.name))
     }

@@ -7,6 +7,7 @@ mod boot;
 mod cluster;
 mod cost;
 mod counted;
+mod density;
 mod disk;
 mod figures;
 mod group;
@@ -54,6 +55,8 @@ enum Bench {
     Boot(boot::Args),
     /// Where the time of a start goes under KubeVirt's control plane, and what many VMIs cost; needs root
     Cluster(cluster::Args),
+    /// Starts per second, and what idle guests cost
+    Density(density::Args),
     /// Several kinds of requests to one disk
     Disk(disk::Args),
     /// Time from the request for another disk to the guest's event
@@ -84,6 +87,7 @@ fn run(bench: Bench) -> Result<()> {
     match bench {
         Bench::Boot(args) => boot::run(args),
         Bench::Cluster(args) => cluster::run(args),
+        Bench::Density(args) => density::run(args),
         Bench::Disk(args) => disk::run(args),
         Bench::Hotplug(args) => hotplug::run(args),
         Bench::Idle(args) => idle::run(args),

@@ -1,7 +1,7 @@
 //! The compared configurations, and how each is started.
 
 use crate::bench_files::BenchFiles;
-use crate::guest::{self, Guest};
+use crate::guest::{self, FLOOR, Guest};
 use crate::peers::{Devices, Peer, Peers};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -37,11 +37,6 @@ pub const KERNEL_MIB: u64 = 256;
 
 /// Memory of a guest that boots a whole Debian.
 pub const DISK_MIB: u64 = 512;
-
-/// Name of the case of the least program that boots the kernel.
-pub const FLOOR: &str = "floor";
-/// Name of that program.
-pub const FLOOR_PROGRAM: &str = "husk-floor";
 
 /// Name of Husk's VM.
 const NAME: &str = "bench-boot";
@@ -111,7 +106,7 @@ impl Vmm {
             Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
             Self::Q35 => qemu(&guest, "q35", files, source),
             Self::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default()),
-            Self::Floor => Ok(floor(&guest, files)),
+            Self::Floor => Ok(guest.floor(files)),
         }
     }
 }
@@ -127,18 +122,6 @@ fn husk(guest: &Guest<'_>, files: &BenchFiles, source: Source<'_>) -> Result<gue
                 disk.display()
             ),
         ),
-    }
-}
-
-fn floor(guest: &Guest<'_>, files: &BenchFiles) -> guest::Vmm {
-    let mut command = guest::program(&files.folder.join(FLOOR_PROGRAM));
-    command.arg(&files.kernel).arg(&files.initrd);
-    command.arg(guest.mib.to_string());
-    command.arg(format!("{} panic=1 reboot=k", guest.append.unwrap_or_default()));
-    guest::Vmm {
-        command,
-        stop: None,
-        errors: guest.file(files, "errors"),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Boots whose clock counts instructions.
 
-use super::case::{FLOOR_PROGRAM, Vmm};
+use super::case::Vmm;
 use super::inside::Plan;
 use crate::counted::{self, Run, there};
+use crate::guest::FLOOR_PROGRAM;
 use crate::record::Record;
 use anyhow::Result;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
-use super::case::{DISK_MIB, FLOOR_PROGRAM, KERNEL_MIB, Source, Vmm};
+use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
 use crate::bench_files::{self, BenchFiles};
+use crate::guest::FLOOR_PROGRAM;
 use crate::peers::Peers;
 use crate::record::Measurement;
 use crate::rounds::{Attempts, rotated};

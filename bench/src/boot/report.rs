@@ -1,8 +1,9 @@
 //! Report of the measured values.
 
-use super::case::{FLOOR, Vmm};
+use super::case::Vmm;
 use super::exits::Counts;
 use super::profile::Profile;
+use crate::guest::FLOOR;
 use crate::limits::{Limit, held, panel};
 use crate::record::Record;
 use crate::stats::{Summary, summary};

@@ -1,0 +1,294 @@
+//! The process that runs where KVM is: starts many guests at once, and watches as many that are idle.
+
+use super::case::{Case, MEMORY_MIB, Vm};
+use super::report::{self, METRICS};
+use crate::bench_files::{self, BenchFiles};
+use crate::guest::FLOOR_PROGRAM;
+use crate::peers::Peers;
+use crate::record::Measurement;
+use crate::rounds::{Attempts, rotated};
+use crate::trace::{Event, Trace};
+use crate::{host, kvm, message};
+use anyhow::{Context, Result, bail};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Parameters of a measurement.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk` and `husk-vmm`.
+    pub release: PathBuf,
+    /// Kernel of the guests that become idle.
+    pub kernel: PathBuf,
+    /// The same kernel, which halts at its first instruction.
+    pub halted: PathBuf,
+    /// Physical addresses of that instruction.
+    pub entries: [u64; 2],
+    /// Initrd of the guests.
+    pub initrd: PathBuf,
+    /// Other VMMs.
+    pub peers: Peers,
+    /// VMMs to compare.
+    pub cases: Vec<Case>,
+    /// Rounds of all cases.
+    pub rounds: u32,
+    /// Guests that run at the same time.
+    pub vms: u32,
+    /// Time between user space and the first count.
+    pub settle: Duration,
+    /// Time between the two counts.
+    pub counted: Duration,
+    /// Measure starts.
+    pub starts: bool,
+    /// Measure idle guests.
+    pub idle: bool,
+    /// Start guests of each case once before, as a warm-up.
+    pub thorough: bool,
+}
+
+const MARKER: &str = "HUSK-USERSPACE";
+const APPEND: &str = "console=ttyS0 quiet husk.do=sleep";
+const EXIT: &str = "kvm/kvm_exit";
+/// Maximum time of one guest's start and boot while others do the same.
+const BOOT: Duration = Duration::from_secs(60);
+/// Interval between two looks at the trace, whose events have exact times.
+const LOOK: Duration = Duration::from_millis(20);
+/// Readings of the machine's memory, the interval between two, and the difference of those that are alike.
+const READINGS: u32 = 60;
+const READING: Duration = Duration::from_millis(500);
+const ALIKE_KIB: u64 = 512;
+/// Number of runs that may fail.
+const SPARE: u32 = 3;
+
+/// Runs the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    let folder = bench_files::folder()?;
+    let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
+    let halted = folder.path().join("halted");
+    std::fs::create_dir(&halted)?;
+    let halted = BenchFiles::gather(&plan.release, &plan.halted, &plan.initrd, &halted)?;
+    if plan.cases.contains(&Case::Floor) {
+        for files in [&files, &halted] {
+            files.add(&plan.release.join(FLOOR_PROGRAM))?;
+        }
+    }
+    let bench = Bench {
+        plan,
+        peers: plan.peers.gathered(&files)?,
+        halted,
+        files,
+        trace: Trace::new()?,
+    };
+    let facts = [
+        ("memory_mib", json!(MEMORY_MIB)),
+        ("vms", json!(plan.vms)),
+        ("settle_s", json!(plan.settle.as_secs())),
+        ("counted_s", json!(plan.counted.as_secs())),
+    ];
+    message::env(host::facts(&bench.files.husk)?, facts);
+    let attempts = Attempts::new(SPARE);
+    if plan.thorough {
+        for case in plan.cases.iter().copied() {
+            attempts.run(case.name(), "warming up", || bench.starts(case).map(|_| ()))?;
+        }
+    }
+    for run in 1..=plan.rounds {
+        for case in rotated(&plan.cases, run) {
+            let what = format!("round {run} of {}", plan.rounds);
+            if plan.starts {
+                attempts.run(case.name(), &format!("starts, {what}"), || {
+                    let start = bench.starts(case)?;
+                    send(
+                        case,
+                        run,
+                        &[(report::START, start * 1e3), (report::STARTS, 1.0 / start)],
+                    );
+                    Ok(())
+                })?;
+            }
+            if plan.idle {
+                attempts.run(case.name(), &format!("idle guests, {what}"), || {
+                    send(case, run, &bench.idle(case)?);
+                    Ok(())
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    files: BenchFiles,
+    /// The same with the kernel that halts.
+    halted: BenchFiles,
+    peers: Peers,
+    trace: Trace,
+}
+
+impl Bench<'_> {
+    /// Starts guests that halt, all at once; returns the seconds that they take, divided by their number.
+    fn starts(&self, case: Case) -> Result<f64> {
+        let [pvh, long] = self.plan.entries;
+        self.trace.begin(&[EXIT])?;
+        self.trace
+            .narrow(EXIT, &format!("guest_rip == {pvh:#x} || guest_rip == {long:#x}"))?;
+        let began = monotonic()?;
+        let deadline = Instant::now() + self.patience();
+        let mut vms = self.start_all(case, &self.halted)?;
+        let last = loop {
+            let halts = halts(&self.trace.text()?);
+            if let (true, Some(last)) = (halts.len() >= vms.len(), halts.last()) {
+                break *last;
+            }
+            for vm in &mut vms {
+                vm.started.has_returned()?;
+            }
+            if Instant::now() >= deadline {
+                bail!("{} of {} guests have started in time", halts.len(), vms.len());
+            }
+            std::thread::sleep(LOOK);
+        };
+        self.trace.end()?;
+        Ok((last - began) / f64::from(self.plan.vms))
+    }
+
+    /// Starts guests that become idle, all at once; returns their metrics.
+    fn idle(&self, case: Case) -> Result<Vec<(&'static str, f64)>> {
+        let count = f64::from(self.plan.vms);
+        let before = used_kib()?;
+        let began = Instant::now();
+        let mut vms = self.start_all(case, &self.files)?;
+        for vm in &mut vms {
+            vm.watch()?;
+        }
+        let mut booted = began;
+        for vm in &mut vms {
+            booted = booted.max(vm.until(MARKER)?);
+        }
+        std::thread::sleep(self.plan.settle);
+        let since = Instant::now();
+        let (exits, cpu) = cost(&vms)?;
+        std::thread::sleep(self.plan.counted);
+        let (exits_after, cpu_after) = cost(&vms)?;
+        let time = since.elapsed().as_secs_f64();
+        let (mut beside, mut guest) = (0, 0);
+        for vm in &mut vms {
+            let [own, guests] = vm.memory()?;
+            beside += own;
+            guest += guests;
+        }
+        let used = used_kib()?.saturating_sub(before) as f64 / count;
+        Ok(vec![
+            (report::TO_USERSPACE, count / (booted - began).as_secs_f64()),
+            (report::EXITS, (exits_after - exits) as f64 / time / count),
+            (report::CPU, (cpu_after - cpu).as_secs_f64() * 1e3 / time / count),
+            (report::BESIDE, beside as f64 / count),
+            (report::GUEST, guest as f64 / count),
+            (report::USED, used),
+            (report::FIT, f64::from(1 << 20) / used),
+        ])
+    }
+
+    fn start_all(&self, case: Case, files: &BenchFiles) -> Result<Vec<Vm>> {
+        (1..=self.plan.vms)
+            .map(|number| case.start(files, &self.peers, number, APPEND, self.patience()))
+            .collect()
+    }
+
+    /// Limit of all waits for guests that run at the same time.
+    fn patience(&self) -> Duration {
+        BOOT * self.plan.vms + self.plan.settle + self.plan.counted
+    }
+}
+
+/// Times at which guests have halted. The same instruction also exits for its page, which KVM maps at the first access.
+fn halts(trace: &str) -> Vec<f64> {
+    let events = trace.lines().filter_map(Event::parse);
+    let halted = events.filter(|event| event.after("reason").eq_ignore_ascii_case("hlt"));
+    halted.map(|event| event.time).collect()
+}
+
+/// VM exits and processor time of all `vms` so far.
+fn cost(vms: &[Vm]) -> Result<(u64, Duration)> {
+    let mut sum = (0, Duration::ZERO);
+    for vm in vms {
+        let group = &vm.started.group;
+        sum.0 += kvm::exits(group)?.context("debugfs shows no exits of the guest")?;
+        sum.1 += group.cpu()?;
+    }
+    Ok(sum)
+}
+
+/// KiB of this machine's memory that are in use, without what the kernel can take back at once: the page cache of files
+/// and its caches of their names. The memory of a process is freed some time after its end, so this waits until two
+/// readings are alike. It drops no cache, which later starts would have to fill.
+fn used_kib() -> Result<u64> {
+    let mut last = u64::MAX;
+    for _ in 0..READINGS {
+        let text = std::fs::read_to_string("/proc/meminfo")?;
+        let used = used(&text).context("/proc/meminfo lacks a field")?;
+        if used.abs_diff(last) < ALIKE_KIB {
+            return Ok(used);
+        }
+        last = used;
+        std::thread::sleep(READING);
+    }
+    bail!("the machine's memory in use does not come to rest")
+}
+
+fn used(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_end_matches("kB").trim().parse().ok()
+    };
+    let cache = field("Cached:")?.checked_sub(field("Shmem:")?)?;
+    let free = field("MemFree:")? + field("Buffers:")? + cache + field("SReclaimable:")?;
+    field("MemTotal:")?.checked_sub(free)
+}
+
+/// Seconds of the monotonic clock, which the trace uses.
+fn monotonic() -> Result<f64> {
+    Ok(Duration::try_from(clock_gettime(ClockId::Monotonic))?.as_secs_f64())
+}
+
+fn send(case: Case, run: u32, values: &[(&str, f64)]) {
+    for (metric, value) in values {
+        let unit = METRICS.iter().find(|(name, ..)| name == metric);
+        message::measured(Measurement {
+            bench: "density".to_owned(),
+            case: case.name().to_owned(),
+            metric: (*metric).to_owned(),
+            unit: unit.map_or("", |(_, unit, _)| unit).to_owned(),
+            value: *value,
+            run,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_are_counted_once() {
+        let trace = "\
+# tracer: nop
+ vcpu0-102  [000] d....  11.000000: kvm_exit: vcpu 0 reason npf rip 0x1000000 info1 0x14 info2 0x0
+ vcpu0-102  [000] d....  11.000020: kvm_exit: vcpu 0 reason hlt rip 0x1000000 info1 0x0 info2 0x0
+ CPU 0/KVM-103  [000] d....  11.500000: kvm_exit: vcpu 0 reason HLT rip 0x1000000 info1 0x0 info2 0x0
+";
+        assert_eq!(halts(trace), [11.00002, 11.5]);
+    }
+
+    #[test]
+    fn memory_of_tmpfs_is_in_use_and_page_cache_is_not() {
+        let meminfo = "MemTotal: 1000 kB\nMemFree: 300 kB\nBuffers: 10 kB\nCached: 200 kB\nShmem: 50 kB\n\
+                       SReclaimable:     40 kB\n";
+        assert_eq!(used(meminfo), Some(500));
+        assert_eq!(used("MemTotal: 1000 kB\n"), None);
+    }
+}

@@ -1,0 +1,151 @@
+//! `cargo xtask bench density`: how fast many VMs start, how much memory idle ones need and how often they exit.
+
+mod case;
+mod counted;
+mod halted;
+mod inside;
+mod report;
+
+use super::measure::{self, Job};
+use super::peers::Peers;
+use super::record::Record;
+use super::{svg, vmlinux};
+use anyhow::{Context, Result};
+use case::Case;
+use inside::Plan;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use xtask::progress::Progress;
+use xtask::{checkout, images};
+
+/// Arguments of `cargo xtask bench density`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Rounds of all cases
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Guests that start at once, and then are idle
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    vms: u32,
+    /// Measure one part only
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+    /// Measure starts only, and count instructions in place of time: the load of this machine has no influence
+    #[arg(long, conflicts_with = "only")]
+    icount: bool,
+    /// Also measure the least program that boots the kernel
+    #[arg(long)]
+    floor: bool,
+    #[command(flatten)]
+    peers: Peers,
+    /// One short round, which only shows that the benchmark works
+    #[arg(long, conflicts_with = "rounds")]
+    quick: bool,
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Starts a second
+    Starts,
+    /// Memory and exits of idle guests
+    Idle,
+}
+
+const IMAGE: &str = "initramfs-6.1";
+/// Time until guests are idle.
+const SETTLE: Duration = Duration::from_secs(30);
+/// Time in which exits are counted.
+const COUNTED: Duration = Duration::from_secs(30);
+/// The same of a short round.
+const QUICK: Duration = Duration::from_secs(5);
+/// Maximum time of a round of one case and one of its guests, beside these.
+const GUEST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `cargo xtask bench density`.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let progress = Progress::on_stderr();
+    measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
+    let image = images::path(IMAGE)?;
+    let kernels = Kernels::write(&image.join("vmlinuz"))?;
+    let mut cases = Case::ALL.to_vec();
+    cases.retain(|case| case.asked_for(&args.peers, args.floor));
+    let time = |long| if args.quick { QUICK } else { long };
+    let plan = Plan {
+        release: checkout::release(),
+        kernel: kernels.whole,
+        halted: kernels.halted,
+        entries: kernels.entries,
+        initrd: image.join("initrd"),
+        peers: args.peers.staged()?,
+        cases,
+        rounds: if args.quick { 1 } else { args.rounds },
+        vms: args.vms,
+        settle: time(SETTLE),
+        counted: time(COUNTED),
+        starts: args.only != Some(Part::Idle),
+        idle: args.only != Some(Part::Starts) && !args.icount,
+        thorough: !args.quick,
+    };
+    let cases = plan.cases.clone();
+    let mut record = Record::default();
+    let measured = if args.icount {
+        counted::measure(&progress, &plan, &mut record)
+    } else {
+        let guests = GUEST_LIMIT * plan.vms * 2 + plan.settle + plan.counted;
+        let job = Job {
+            bench: "density",
+            limit: guests * u32::try_from(cases.len())? * (plan.rounds + 1),
+            plan,
+            in_lab: false,
+        };
+        job.measure(&progress, &mut record, |(), _| {})
+    };
+    // Also record a benchmark that ended early: its values are valid.
+    println!("{}", report::text(&record, &cases));
+    let name = match (args.quick || args.only.is_some(), args.icount) {
+        (true, _) => "density-quick",
+        (false, true) => "density-icount",
+        (false, false) => "density",
+    };
+    record.publish(
+        name,
+        &report::setting(&record),
+        svg::Better::Less,
+        &report::plot(&record, &cases),
+    )?;
+    measured
+}
+
+/// The guests' kernel as ELF files.
+struct Kernels {
+    whole: PathBuf,
+    halted: PathBuf,
+    entries: [u64; 2],
+}
+
+impl Kernels {
+    /// Unpacks the kernel of a bzImage, and writes it and the one that halts.
+    fn write(image: &Path) -> Result<Self> {
+        let folder = checkout::folder(checkout::target().join("bench/density"))?;
+        let write = |name: &str, kernel: &[u8]| -> Result<PathBuf> {
+            let path = folder.join(name);
+            std::fs::write(&path, kernel).with_context(|| format!("cannot write {}", path.display()))?;
+            Ok(path)
+        };
+        let mut kernel = vmlinux::unpack(&std::fs::read(image)?)?;
+        let whole = write("vmlinux", &kernel)?;
+        let entries = halted::halt(&mut kernel)?;
+        Ok(Self {
+            whole,
+            halted: write("vmlinux-halted", &kernel)?,
+            entries,
+        })
+    }
+}
