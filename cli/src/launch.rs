@@ -17,6 +17,9 @@ use crate::{aborted_start, live_vm, output};
 /// Maximum time for a connection to the monitor of a VM that was started.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time after which a detached start shows progress: a shorter one needs no connection for it.
+const SHORT_START: Duration = Duration::from_secs(2);
+
 /// How a command follows the VMs that it starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Follow {
@@ -62,7 +65,13 @@ async fn start(
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
         let mut launch_task = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
-        let reaching = foreground.connect_follower(vm);
+        let connecting = foreground.connect_follower(vm);
+        let reaching = async {
+            if follow.detach {
+                tokio::time::sleep(SHORT_START).await;
+            }
+            connecting.await
+        };
         tokio::pin!(reaching);
         let mut follower = None;
         let launched = loop {

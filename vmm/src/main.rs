@@ -110,6 +110,7 @@ fn run(arguments: Arguments) -> Result<VmExit, String> {
 }
 
 fn main() -> ExitCode {
+    husk_vmm::memory_trim::share_heap();
     tracing_subscriber::fmt().json().with_writer(io::stderr).init();
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(Invocation::Run(arguments)) => arguments,

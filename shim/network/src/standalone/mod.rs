@@ -113,8 +113,10 @@ impl StandaloneNetwork {
 
     /// Removes what killed monitors left.
     pub fn clean_up(&self) -> Result<(), NetworkError> {
-        // Usually there is nothing to remove, or this user may not change it.
-        if !(bridge::exists() || self.is_kept()) || check_privileges(true).is_err() {
+        // Every change is made under the lock: without its file, none was made since the machine started. With it, there
+        // is usually nothing left to remove, or this user may not remove it.
+        let changed = self.lock.exists() && (bridge::exists() || self.is_kept());
+        if !changed || check_privileges(true).is_err() {
             return Ok(());
         }
         Ok(self.change(bridge::clean_up)?)
