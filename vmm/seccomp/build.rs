@@ -1,78 +1,20 @@
 //! Compiles the tables to BPF programs at build time.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
-};
-
+#[path = "src/compile.rs"]
+mod compile;
 #[path = "src/role.rs"]
 mod role;
+#[path = "src/shorten.rs"]
+mod shorten;
 #[path = "src/tables.rs"]
 mod tables;
 
 use role::ThreadRole;
-use tables::{AllowedSyscall, ArgCondition, REFUSED, allowed_syscalls};
-
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-
-fn condition(condition: ArgCondition) -> Result<SeccompCondition, Box<dyn Error>> {
-    let operator = match condition.mask {
-        u32::MAX => SeccompCmpOp::Eq,
-        mask => SeccompCmpOp::MaskedEq(mask.into()),
-    };
-    let length = SeccompCmpArgLen::Dword;
-    Ok(SeccompCondition::new(
-        condition.argument,
-        length,
-        operator,
-        condition.value.into(),
-    )?)
-}
-
-/// An empty list of rules stands for any arguments.
-fn rules(calls: &[AllowedSyscall]) -> Result<Rules, Box<dyn Error>> {
-    let mut alternatives: BTreeMap<i64, Vec<AllowedSyscall>> = BTreeMap::new();
-    for call in calls {
-        let list = alternatives.entry(call.number).or_default();
-        if !list.contains(call) {
-            list.push(*call);
-        }
-    }
-    let mut rules = Rules::new();
-    for (number, list) in alternatives {
-        let mut chain = Vec::new();
-        if list.iter().all(|call| call.conditions[0].is_some()) {
-            for call in list {
-                let conditions = call.conditions.into_iter().flatten().map(condition);
-                chain.push(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?);
-            }
-        }
-        rules.insert(number, chain);
-    }
-    Ok(rules)
-}
-
-fn compile(rules: Rules, action: SeccompAction) -> Result<BpfProgram, Box<dyn Error>> {
-    let filter = SeccompFilter::new(rules, SeccompAction::KillProcess, action, TargetArch::x86_64)?;
-    Ok(filter.try_into()?)
-}
-
-fn program(role: ThreadRole) -> Result<BpfProgram, Box<dyn Error>> {
-    let mut program = compile(rules(&allowed_syscalls(role))?, SeccompAction::Allow)?;
-    for (errno, numbers) in REFUSED {
-        let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
-        // The last instruction is the action for unlisted calls; the next filter takes its place.
-        program.pop();
-        program.extend(compile(rules, SeccompAction::Errno(errno))?);
-    }
-    Ok(program)
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
@@ -82,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         String::from("fn program(role: ThreadRole) -> &'static [sock_filter] {\n    match role {\n");
     for role in ThreadRole::ALL {
         writeln!(text, "        ThreadRole::{role:?} => &[")?;
-        for one in program(role)? {
+        for one in shorten::shorten(compile::program(role)?) {
             let (code, jt, jf, k) = (one.code, one.jt, one.jf, one.k);
             writeln!(
                 text,
@@ -93,7 +35,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     text.push_str("    }\n}\n");
     fs::write(Path::new(&env::var("OUT_DIR")?).join("programs.rs"), text)?;
-    for file in ["build.rs", "src/role.rs", "src/tables.rs"] {
+    for file in [
+        "build.rs",
+        "src/compile.rs",
+        "src/role.rs",
+        "src/shorten.rs",
+        "src/tables.rs",
+    ] {
         println!("cargo::rerun-if-changed={file}");
     }
     Ok(())

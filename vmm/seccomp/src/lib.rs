@@ -29,7 +29,11 @@
 //! and with a reason if it is not obvious. The crates' own tests and the payloads in `vmm/tests` run under these
 //! filters.
 
+#[cfg(test)]
+mod compile;
 mod role;
+#[cfg(test)]
+mod shorten;
 #[cfg(test)]
 mod tables;
 #[cfg(feature = "testing")]
@@ -132,7 +136,7 @@ mod tests {
     fn programs_are_short() {
         for role in ThreadRole::ALL {
             let len = program(role).len();
-            assert!((50..1000).contains(&len), "{role:?} has {len} instructions");
+            assert!((50..300).contains(&len), "{role:?} has {len} instructions");
         }
     }
 }
