@@ -64,7 +64,7 @@ async fn start(
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
-        let mut launch_task = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
+        let launching = launch(monitor_command(verbose), &config);
         let connecting = foreground.connect_follower(vm);
         let reaching = async {
             if follow.detach {
@@ -72,11 +72,11 @@ async fn start(
             }
             connecting.await
         };
-        tokio::pin!(reaching);
+        tokio::pin!(launching, reaching);
         let mut follower = None;
         let launched = loop {
             tokio::select! {
-                launched = &mut launch_task => break Ok(launched),
+                launched = &mut launching => break Ok(launched),
                 reached = &mut reaching, if follower.is_none() => follower = Some(reached),
                 () = show_preparation(&mut follower) => {}
                 asked = signals.next() => break Err(StartFailure::Signal(asked)),
@@ -85,11 +85,8 @@ async fn start(
         if let Some(follower) = &mut follower {
             follower.clear_preparation();
         }
-        let launched = launched.and_then(|launched| match launched {
-            Ok(launched) => {
-                launched.map_err(|error| StartFailure::Failed(launch_failure(vm, follow.command, &error)))
-            }
-            Err(panic) => Err(StartFailure::Failed(Failure::at(vm)(panic))),
+        let launched = launched.and_then(|launched| {
+            launched.map_err(|error| StartFailure::Failed(launch_failure(vm, follow.command, &error)))
         });
         if let Err(failure) = launched {
             // A monitor waits for open status streams when it ends.

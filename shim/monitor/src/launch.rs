@@ -5,13 +5,16 @@
 //! JSON.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use husk_vmi::VmPlan;
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 
 /// The configuration of a monitor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -82,8 +85,9 @@ pub enum LaunchError {
 const REPORT_BYTES: u64 = 64 << 10;
 
 /// Executes `command` (with its arguments, for example `husk monitor`) as the monitor of `config` and waits until the
-/// VM runs. Returns the monitor's process id. If the caller dies first, the VM is ended.
-pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
+/// VM runs. Returns the monitor's process id. If the caller dies or drops the future before the report, the VM is ended.
+/// The first poll passes the configuration, and blocks until the monitor has read most of a long one.
+pub async fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -94,24 +98,36 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
         // The end of the monitor is detected below.
         let _ = serde_json::to_writer(io::BufWriter::new(stdin), config);
     }
-    let mut line = String::new();
-    if let Some(stdout) = stdout {
-        BufReader::new(stdout.take(REPORT_BYTES))
-            .read_line(&mut line)
-            .map_err(LaunchError::Spawn)?;
-    }
+    let line = match stdout {
+        Some(stdout) => first_line(stdout).await.map_err(LaunchError::Spawn)?,
+        None => String::new(),
+    };
     match serde_json::from_str(&line) {
         Ok(StartReport::Running { pid }) => Ok(pid),
         Ok(StartReport::Failed { reason, message }) => {
-            let _ = child.wait();
+            gone(child).await;
             Err(LaunchError::Failed { reason, message })
         }
         Err(_) => {
             let _ = child.kill();
-            let _ = child.wait();
+            gone(child).await;
             Err(LaunchError::Silent)
         }
     }
+}
+
+async fn first_line(stdout: ChildStdout) -> io::Result<String> {
+    let stdout = pipe::Receiver::from_owned_fd(stdout.into())?;
+    let mut line = String::new();
+    BufReader::new(stdout.take(REPORT_BYTES))
+        .read_line(&mut line)
+        .await?;
+    Ok(line)
+}
+
+/// Waits until a monitor that is ending has ended.
+async fn gone(mut child: Child) {
+    let _ = spawn_blocking(move || child.wait()).await;
 }
 
 /// The receiver of the progress of a start.

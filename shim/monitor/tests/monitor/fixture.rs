@@ -132,7 +132,7 @@ impl Fixture {
 
     pub fn start_config(&self, config: &MonitorConfig) -> Result<Vm<'_>, LaunchError> {
         let (namespace, name) = (config.plan.namespace.clone(), config.plan.name.clone());
-        let monitor = launch(self.monitor(), config)?;
+        let monitor = self.wait(launch(self.monitor(), config))?;
         Ok(self.found(&namespace, &name, monitor))
     }
 

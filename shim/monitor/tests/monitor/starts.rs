@@ -130,7 +130,7 @@ pub fn bad_environment_variable_is_named() {
         let capacity_bytes = 1 << 20;
         plan.disks
             .push(disk("data", DiskSource::EmptyDisk { capacity_bytes }));
-        match husk_monitor::launch::launch(command, &f.config(plan)) {
+        match f.wait(husk_monitor::launch::launch(command, &f.config(plan))) {
             Err(LaunchError::Failed { message, .. }) => assert_eq!(message, error),
             other => panic!("{other:?}"),
         }
