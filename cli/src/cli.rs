@@ -1,11 +1,12 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::iter;
 
 use clap::{ArgAction, Parser};
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{Command, monitor};
+use crate::commands::{Command, RunCommand, monitor};
 
 /// Run KubeVirt VirtualMachineInstance manifests as microVMs
 ///
@@ -42,10 +43,36 @@ pub(crate) struct Cli {
     pub command: Command,
 }
 
+/// The part of the parser for `husk run`.
+#[derive(Debug, Parser)]
+#[command(name = "husk")]
+struct RunCli {
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: RunCommand,
+}
+
 impl Cli {
-    /// The command line of a monitor as [`crate::launch`] starts it, or `None` for any other. This avoids the parser,
-    /// which first builds all commands with their options: time that each start of a VM would wait for.
-    pub(crate) fn of_monitor(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
+    /// The command line of `husk run` or of a monitor, or `None` for any other. This avoids the whole
+    /// parser, which first builds all commands with their options: time that each start of a VM would wait for.
+    pub(crate) fn of_run_or_monitor(words: impl Iterator<Item = OsString> + Clone) -> Option<Self> {
+        Self::of_monitor(words.clone()).or_else(|| Self::of_run(words))
+    }
+
+    /// The command line of `husk run`, or `None` for any other and for a wrong one, which the whole parser reports.
+    fn of_run(words: impl Iterator<Item = OsString> + Clone) -> Option<Self> {
+        (words.clone().next()? == "run").then_some(())?;
+        let RunCli { verbose, command } =
+            RunCli::try_parse_from(iter::once("husk".into()).chain(words)).ok()?;
+        let RunCommand::Run(args) = command;
+        let command = Command::Run(args);
+        Some(Self { verbose, command })
+    }
+
+    /// The command line of a monitor as [`crate::launch`] starts it.
+    fn of_monitor(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         (words.next()? == "monitor").then_some(())?;
         let mut verbose = 0;
         for word in words {
@@ -91,6 +118,29 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_needs_a_part_of_the_parser_only() {
+        let parsed = |words: &[&str]| format!("{:?}", Cli::parse_from(["husk"].iter().chain(words)));
+        let cli = |words: &[&str]| Cli::of_run_or_monitor(words.iter().map(OsString::from));
+        for words in [
+            &["run", "vm.yaml"][..],
+            &["run", "-v", "vm.yaml", "--detach", "--volume", "a=b", "-vv"],
+            &["run", "-", "--kernel", "k", "--append", "a b", "-n", "here"],
+        ] {
+            assert_eq!(format!("{:?}", cli(words).unwrap()), parsed(words));
+        }
+        for other in [
+            &["-v", "run", "vm.yaml"][..],
+            &["run"],
+            &["run", "--help"],
+            &["run", "a", "--x"],
+            &["list"],
+        ] {
+            assert!(cli(other).is_none(), "{other:?}");
+        }
+        RunCli::command().debug_assert();
     }
 
     #[test]

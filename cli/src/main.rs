@@ -46,7 +46,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::of_monitor(std::env::args_os().skip(1)).unwrap_or_else(cli::Cli::parse);
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let cli = cli::Cli::of_run_or_monitor(words.into_iter()).unwrap_or_else(cli::Cli::parse);
     cli::log_to_stderr(&cli);
     cli.command.run(cli.verbose)
 }

@@ -44,6 +44,12 @@ mod validate;
 mod volume;
 mod vsock;
 
+/// `husk run` alone, for a parser without the other commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunCommand {
+    Run(run::Args),
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(run::Args),
