@@ -175,7 +175,7 @@ impl Group {
             if Instant::now() >= deadline {
                 bail!("processes {:?} do not end", self.pids()?);
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }

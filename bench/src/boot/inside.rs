@@ -111,6 +111,9 @@ pub fn run(plan: &Plan) -> Result<()> {
     }
     for run in 1..=plan.disk_runs {
         for vmm in rotated(&Vmm::WITH_DISK, run) {
+            if !cases.contains(&vmm) {
+                continue;
+            }
             let what = format!("round {run} of {}", plan.disk_runs);
             attempts.run(&vmm.disk_name(), &what, || bench.disk(vmm, run, plan))?;
         }

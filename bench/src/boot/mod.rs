@@ -11,7 +11,7 @@ use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::Record;
 use super::{svg, vmlinux};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use case::Vmm;
 use inside::Plan;
 use profile::Profile;
@@ -29,6 +29,9 @@ pub struct Args {
     /// Rounds of boots of a whole Debian from its disk
     #[arg(long, default_value_t = 3)]
     disk_runs: u32,
+    /// Measure only this case; may be given several times
+    #[arg(long, value_name = "CASE", value_parser = Vmm::ALL.map(Vmm::name))]
+    only: Vec<String>,
     /// The guest's kernel
     #[arg(long, value_enum, default_value_t)]
     kernel: Kernel,
@@ -49,6 +52,13 @@ pub struct Args {
     /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
+}
+
+impl Args {
+    /// True if the run does not replace a measurement of all cases.
+    fn is_partial(&self) -> bool {
+        self.quick || !self.only.is_empty()
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
@@ -96,10 +106,15 @@ pub fn run(args: Args) -> Result<()> {
     let runs = args.runs.unwrap_or(if args.icount { 3 } else { 10 });
     let mut cases = Vmm::ALL.to_vec();
     cases.retain(|vmm| vmm.asked_for(&args.peers, args.floor));
+    cases.retain(|vmm| args.only.is_empty() || args.only.iter().any(|name| name == vmm.name()));
     if args.icount {
         // The bars are relative to q35.
         cases.retain(|vmm| *vmm != Vmm::Microvm);
     }
+    ensure!(
+        !cases.is_empty(),
+        "--only leaves no case: give the program of another VMM, or --floor; --icount has no qemu-microvm"
+    );
     let plan = Plan {
         release: checkout::release(),
         initrd: image.join("initrd"),
@@ -122,7 +137,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.icount {
         let measured = counted::measure(&progress, &plan, &mut record);
         println!("{}", report::counted(&record));
-        let name = match (args.quick, args.elf) {
+        let name = match (args.is_partial(), args.elf) {
             (true, _) => "boot-icount-quick",
             (false, true) => "boot-icount-elf",
             (false, false) => "boot-icount",
@@ -148,8 +163,8 @@ pub fn run(args: Args) -> Result<()> {
     });
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &mut profiles));
-    // A short run does not replace a measurement.
-    let name = match (args.quick, args.elf) {
+    // A partial run does not replace a measurement.
+    let name = match (args.is_partial(), args.elf) {
         (true, _) => "boot-quick",
         (false, true) => "boot-elf",
         (false, false) => "boot",
