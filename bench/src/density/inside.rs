@@ -231,6 +231,7 @@ fn used_kib() -> Result<u64> {
     for _ in 0..READINGS {
         let text = std::fs::read_to_string("/proc/meminfo")?;
         let used = used(&text).context("/proc/meminfo lacks a field")?;
+        let used = used.saturating_sub(listed_kib(&std::fs::read_to_string("/proc/zoneinfo")?));
         if used.abs_diff(last) < ALIKE_KIB {
             return Ok(used);
         }
@@ -248,6 +249,15 @@ fn used(meminfo: &str) -> Option<u64> {
     let cache = field("Cached:")?.checked_sub(field("Shmem:")?)?;
     let free = field("MemFree:")? + field("Buffers:")? + cache + field("SReclaimable:")?;
     field("MemTotal:")?.checked_sub(free)
+}
+
+/// KiB of free pages in the lists of the processors, which `MemFree` lacks. They may be those of whole guests.
+fn listed_kib(zoneinfo: &str) -> u64 {
+    let counts = zoneinfo
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("count:"));
+    let pages: u64 = counts.filter_map(|count| count.trim().parse::<u64>().ok()).sum();
+    pages * rustix::param::page_size() as u64 / 1024
 }
 
 /// Seconds of the monotonic clock, which the trace uses.
@@ -290,5 +300,12 @@ mod tests {
                        SReclaimable:     40 kB\n";
         assert_eq!(used(meminfo), Some(500));
         assert_eq!(used("MemTotal: 1000 kB\n"), None);
+    }
+
+    #[test]
+    fn free_pages_of_all_processors_and_zones_are_found() {
+        let zoneinfo = "Node 0, zone   Normal\n  pages free     20\n  pagesets\n    cpu: 0\n              count:    3\n\
+                        high:     9\n    cpu: 1\n              count: 4\n";
+        assert_eq!(listed_kib(zoneinfo), 7 * rustix::param::page_size() as u64 / 1024);
     }
 }
