@@ -37,6 +37,7 @@ mod table;
 mod targets;
 mod trace;
 mod vmlinux;
+mod vmm;
 
 use anyhow::Result;
 use clap::Parser;

@@ -1,27 +1,12 @@
 //! The compared configurations, and how each is started.
 
 use crate::bench_files::BenchFiles;
-use crate::guest::{self, FLOOR, Guest};
+use crate::guest::{self, Guest};
 use crate::peers::{Devices, Peer, Peers};
+use crate::vmm::Vmm;
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-/// A VMM in one configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Vmm {
-    /// `husk run`, as users start it.
-    Husk,
-    /// QEMU's microvm. Without an RTC the guest would search for one for over a second.
-    Microvm,
-    /// QEMU's q35.
-    Q35,
-    /// Another VMM.
-    Peer(Peer),
-    /// `husk-floor`, which shows the guest as little as possible.
-    Floor,
-}
 
 /// Boot source of a guest.
 #[derive(Debug, Clone, Copy)]
@@ -54,26 +39,6 @@ impl Vmm {
 
     /// The cases that boot a disk.
     pub const WITH_DISK: [Self; 2] = [Self::Husk, Self::Q35];
-
-    /// The case's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Husk => "husk",
-            Self::Microvm => "qemu-microvm",
-            Self::Q35 => "qemu-q35",
-            Self::Peer(peer) => peer.name(),
-            Self::Floor => FLOOR,
-        }
-    }
-
-    /// True if this case of another VMM or of the floor is to be measured. The others always are.
-    pub fn asked_for(self, peers: &Peers, floor: bool) -> bool {
-        match self {
-            Self::Peer(peer) => peers.has(peer),
-            Self::Floor => floor,
-            Self::Husk | Self::Microvm | Self::Q35 => true,
-        }
-    }
 
     /// Word of `husk.do=` that ends the guest and with it the VMM.
     pub fn off(self) -> &'static str {

@@ -1,10 +1,10 @@
 //! Boots whose clock counts instructions.
 
-use super::case::Vmm;
 use super::inside::Plan;
 use crate::counted::{self, Run, there};
 use crate::guest::FLOOR_PROGRAM;
 use crate::record::Record;
+use crate::vmm::Vmm;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use xtask::lab::counted::{CountedMachine, FILES};

@@ -1,6 +1,6 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
-use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
+use super::case::{DISK_MIB, KERNEL_MIB, Source};
 use super::exits::Exits;
 use super::profile::Profile;
 use crate::bench_files::{self, BenchFiles};
@@ -10,6 +10,7 @@ use crate::record::Measurement;
 use crate::rounds::{Attempts, rotated};
 use crate::started::{Started, milliseconds};
 use crate::trace::{END_PORTS, ENDS, EXITS, PORTS, Trace};
+use crate::vmm::Vmm;
 use crate::{host, message, smaps};
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};

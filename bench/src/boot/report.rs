@@ -1,6 +1,5 @@
 //! Report of the measured values.
 
-use super::case::Vmm;
 use super::exits::Counts;
 use super::profile::Profile;
 use crate::guest::FLOOR;
@@ -9,6 +8,7 @@ use crate::record::Record;
 use crate::stats::{Summary, summary};
 use crate::svg::Panel;
 use crate::table::{align, number};
+use crate::vmm::Vmm;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A metric, its title in tables and, if it is drawn, its title in the plot.

@@ -1,10 +1,10 @@
 //! Starts in a machine whose clock counts instructions.
 
-use super::case::Case;
 use super::inside::Plan;
 use crate::counted::{self, Run, there};
 use crate::guest::FLOOR_PROGRAM;
 use crate::record::Record;
+use crate::vmm::Vmm;
 use anyhow::Result;
 use std::path::PathBuf;
 use xtask::lab::counted::{CountedMachine, FILES};
@@ -15,7 +15,7 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
     let this = std::env::current_exe()?;
     let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
     let mut programs = vec!["husk", "husk-vmm"];
-    if plan.cases.contains(&Case::Floor) {
+    if plan.cases.contains(&Vmm::Floor) {
         programs.push(FLOOR_PROGRAM);
     }
     let mut files = counted::files(&this, (&plan.release, &programs), guest, &plan.peers);

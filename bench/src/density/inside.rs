@@ -1,6 +1,6 @@
 //! The process that runs where KVM is: starts many guests at once, and watches as many that are idle.
 
-use super::case::{Case, MEMORY_MIB, Vm};
+use super::case::{MEMORY_MIB, Vm};
 use super::report::{self, METRICS};
 use crate::bench_files::{self, BenchFiles};
 use crate::guest::FLOOR_PROGRAM;
@@ -8,6 +8,7 @@ use crate::peers::Peers;
 use crate::record::Measurement;
 use crate::rounds::{Attempts, rotated};
 use crate::trace::{Event, Trace};
+use crate::vmm::Vmm;
 use crate::{host, kvm, message};
 use anyhow::{Context, Result, bail};
 use rustix::time::{ClockId, clock_gettime};
@@ -32,7 +33,7 @@ pub struct Plan {
     /// Other VMMs.
     pub peers: Peers,
     /// VMMs to compare.
-    pub cases: Vec<Case>,
+    pub cases: Vec<Vmm>,
     /// Rounds of all cases.
     pub rounds: u32,
     /// Guests that run at the same time.
@@ -70,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     let halted = folder.path().join("halted");
     std::fs::create_dir(&halted)?;
     let halted = BenchFiles::gather(&plan.release, &plan.halted, &plan.initrd, &halted)?;
-    if plan.cases.contains(&Case::Floor) {
+    if plan.cases.contains(&Vmm::Floor) {
         for files in [&files, &halted] {
             files.add(&plan.release.join(FLOOR_PROGRAM))?;
         }
@@ -131,7 +132,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Starts guests that halt, all at once; returns the seconds that they take, divided by their number.
-    fn starts(&self, case: Case) -> Result<f64> {
+    fn starts(&self, case: Vmm) -> Result<f64> {
         let [pvh, long] = self.plan.entries;
         self.trace.begin(&[EXIT])?;
         self.trace
@@ -157,7 +158,7 @@ impl Bench<'_> {
     }
 
     /// Starts guests that become idle, all at once; returns their metrics.
-    fn idle(&self, case: Case) -> Result<Vec<(&'static str, f64)>> {
+    fn idle(&self, case: Vmm) -> Result<Vec<(&'static str, f64)>> {
         let count = f64::from(self.plan.vms);
         let before = used_kib()?;
         let began = Instant::now();
@@ -193,9 +194,9 @@ impl Bench<'_> {
         ])
     }
 
-    fn start_all(&self, case: Case, files: &BenchFiles) -> Result<Vec<Vm>> {
+    fn start_all(&self, case: Vmm, files: &BenchFiles) -> Result<Vec<Vm>> {
         (1..=self.plan.vms)
-            .map(|number| case.start(files, &self.peers, number, APPEND, self.patience()))
+            .map(|number| Vm::start(case, files, &self.peers, number, APPEND, self.patience()))
             .collect()
     }
 
@@ -265,7 +266,7 @@ fn monotonic() -> Result<f64> {
     Ok(Duration::try_from(clock_gettime(ClockId::Monotonic))?.as_secs_f64())
 }
 
-fn send(case: Case, run: u32, values: &[(&str, f64)]) {
+fn send(case: Vmm, run: u32, values: &[(&str, f64)]) {
     for (metric, value) in values {
         let unit = METRICS.iter().find(|(name, ..)| name == metric);
         message::measured(Measurement {

@@ -11,7 +11,6 @@ use super::peers::Peers;
 use super::record::Record;
 use super::{svg, vmlinux};
 use anyhow::{Context, Result};
-use case::Case;
 use inside::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -74,7 +73,7 @@ pub fn run(args: Args) -> Result<()> {
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let image = images::path(IMAGE)?;
     let kernels = Kernels::write(&image.join("vmlinuz"))?;
-    let mut cases = Case::ALL.to_vec();
+    let mut cases = case::ALL.to_vec();
     cases.retain(|case| case.asked_for(&args.peers, args.floor));
     let time = |long| if args.quick { QUICK } else { long };
     let plan = Plan {

@@ -1,11 +1,11 @@
 //! Report of the measured values.
 
-use super::case::Case;
 use crate::figures;
 use crate::limits::{Limit, held, panel};
 use crate::peers::{CLOUD_HYPERVISOR, FIRECRACKER};
 use crate::record::Record;
 use crate::svg::Panel;
+use crate::vmm::Vmm;
 
 /// Starts in a second, to the kernel's first instruction.
 pub const STARTS: &str = "starts_per_s";
@@ -75,7 +75,7 @@ pub fn setting(record: &Record) -> String {
 }
 
 /// The table, and the targets.
-pub fn text(record: &Record, cases: &[Case]) -> String {
+pub fn text(record: &Record, cases: &[Vmm]) -> String {
     let names: Vec<_> = cases.iter().map(|case| case.name()).collect();
     let metrics = METRICS.map(|(metric, _, label)| (label.to_owned(), metric.to_owned()));
     let base = |case: &str| (case != "husk").then_some("husk");
@@ -89,7 +89,7 @@ pub fn text(record: &Record, cases: &[Case]) -> String {
 }
 
 /// The panels of the plot: smaller values are better in each.
-pub fn plot(record: &Record, cases: &[Case]) -> Vec<Panel> {
+pub fn plot(record: &Record, cases: &[Vmm]) -> Vec<Panel> {
     let names: Vec<_> = cases.iter().map(|case| case.name()).collect();
     let drawn = [START, USED, BESIDE, EXITS, CPU];
     let titles = METRICS.iter().filter(|(metric, ..)| drawn.contains(metric));
