@@ -155,6 +155,7 @@ Pss:                 300 kB
             "00000000 00:00 0 \nSize:             262144",
             "00000000 00:01 9  /memfd:ram (deleted)\nSize:             262144",
         );
+        assert!(smaps.contains("/memfd:ram"));
         assert_eq!(parse(&smaps, 262_144).expect("parsed").guest_kib, 40_000);
     }
 

@@ -132,7 +132,7 @@ pub struct Event<'a> {
     pub time: f64,
     /// Name of the tracepoint.
     pub name: &'a str,
-    /// What the tracepoint tells.
+    /// Fields of the event, as text.
     pub args: &'a str,
 }
 

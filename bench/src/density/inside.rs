@@ -57,9 +57,11 @@ const EXIT: &str = "kvm/kvm_exit";
 const BOOT: Duration = Duration::from_secs(60);
 /// Interval between two looks at the trace, whose events have exact times.
 const LOOK: Duration = Duration::from_millis(20);
-/// Readings of the machine's memory, the interval between two, and the difference of those that are alike.
+/// Most readings of the machine's memory.
 const READINGS: u32 = 60;
+/// Interval between two of them.
 const READING: Duration = Duration::from_millis(500);
+/// Two readings that differ by less show that the memory of processes that ended is free.
 const ALIKE_KIB: u64 = 512;
 /// Number of runs that may fail.
 const SPARE: u32 = 3;
@@ -225,8 +227,10 @@ fn cost(vms: &[Vm]) -> Result<(u64, Duration)> {
 }
 
 /// KiB of this machine's memory that are in use, without what the kernel can take back at once: the page cache of files
-/// and its caches of their names. The memory of a process is freed some time after its end, so this waits until two
-/// readings are alike. It drops no cache, which later starts would have to fill.
+/// and its caches of their names.
+///
+/// A process leaves its cgroup before its memory is free, so this waits until two readings are alike. It does not drop
+/// the page cache: the next guests would have to read their files again.
 fn used_kib() -> Result<u64> {
     let mut last = u64::MAX;
     for _ in 0..READINGS {
