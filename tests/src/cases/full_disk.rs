@@ -4,8 +4,9 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, PATIENCE, SMALL, images, until};
 use anyhow::{Context, Result, ensure};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::json;
@@ -84,6 +85,9 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     std::fs::remove_file(runtime.join("filler"))?;
     shell.send("poweroff -f")?;
     running.powered_off()?;
-    unmount(&runtime, UnmountFlags::empty())?;
-    Ok(())
+    // The monitor, whose log was in the directory, ends just after `husk run`.
+    until(|| match unmount(&runtime, UnmountFlags::empty()) {
+        Err(Errno::BUSY) => Ok(false),
+        unmounted => Ok(unmounted.map(|()| true)?),
+    })
 }
