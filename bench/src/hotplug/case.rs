@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// A VMM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum Case {
     /// `AddVolume` to the monitor of a VM.
+    #[value(name = "husk")]
     Husk,
     /// `device_add` to QEMU's PC.
+    #[value(name = "qemu-q35")]
     Q35,
 }
 

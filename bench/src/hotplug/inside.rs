@@ -24,6 +24,8 @@ pub struct Plan {
     pub kernel: PathBuf,
     /// Initrd of all guests.
     pub initrd: PathBuf,
+    /// Measured cases.
+    pub cases: Vec<Case>,
     /// Rounds, each with a new guest of every case.
     pub runs: u32,
     /// Additions to a guest as a warm-up, which are not measured.
@@ -59,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     for run in 1..=plan.runs {
-        for case in rotated(&Case::ALL, run) {
+        for case in rotated(&plan.cases, run) {
             let what = format!("round {run} of {}", plan.runs);
             attempts.run(case.name(), &what, || bench.measure(case, run))?;
         }

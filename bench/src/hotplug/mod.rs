@@ -2,6 +2,7 @@
 
 mod case;
 mod console_trace;
+mod counted;
 mod inside;
 mod pod;
 mod report;
@@ -20,9 +21,15 @@ use xtask::{checkout, images};
 /// Arguments of `cargo xtask bench hotplug`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of all cases; at least five are needed to compare two cases
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    /// Rounds of all cases; at least five are needed to compare two cases [default: 5; with --icount, 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
+    /// Measure only this case
+    #[arg(long, value_enum, value_name = "CASE")]
+    only: Option<Case>,
+    /// Count instructions in place of time, in a machine for each case: the load of this machine has no influence
+    #[arg(long)]
+    icount: bool,
     /// One round of few additions, which only shows that the benchmark works
     #[arg(long, conflicts_with = "runs")]
     quick: bool,
@@ -45,28 +52,39 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let image = images::path(IMAGE)?;
+    let short = args.quick || args.icount;
+    let runs = args.runs.unwrap_or(if short { 1 } else { 5 });
     let plan = Plan {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
         initrd: image.join("initrd"),
-        runs: if args.quick { 1 } else { args.runs },
-        warmups: 3,
-        additions: if args.quick { 5 } else { 30 },
+        cases: args.only.map_or(Case::ALL.to_vec(), |case| vec![case]),
+        runs,
+        warmups: if args.icount { 2 } else { 3 },
+        additions: if short { 5 } else { 30 },
     };
     let mut record = Record::default();
     record.env.insert("guest".to_owned(), json!(IMAGE));
-    let cases = u32::try_from(Case::ALL.len())?;
-    let job = Job {
-        bench: "hotplug",
-        limit: CASE_LIMIT * cases * (plan.runs + 1),
-        plan,
-        in_lab: false,
+    let measured = if args.icount {
+        counted::measure(&progress, &plan, &mut record)
+    } else {
+        let cases = u32::try_from(plan.cases.len())?;
+        let job = Job {
+            bench: "hotplug",
+            limit: CASE_LIMIT * cases * (plan.runs + 1),
+            plan,
+            in_lab: false,
+        };
+        job.measure(&progress, &mut record, |(), _| {})
     };
-    let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
     // A short run does not replace a measurement.
-    let name = if args.quick { "hotplug-quick" } else { "hotplug" };
+    let name = match (args.quick || args.only.is_some(), args.icount) {
+        (true, _) => "hotplug-quick",
+        (false, true) => "hotplug-icount",
+        (false, false) => "hotplug",
+    };
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
     measured
