@@ -55,6 +55,9 @@ impl Controller {
         }
         self.table.insert(unit);
         self.events.post(address, UnitEvent::Added);
+        // The driver's scan takes longest: it begins before the caller and the log have their part of the processor.
+        self.deliver();
+        self.virtqueues.signal();
         self.luns_changed(address.target);
         tracing::info!(disk = new.id, %address, "added");
         Ok(())

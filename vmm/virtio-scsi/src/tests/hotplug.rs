@@ -45,6 +45,21 @@ fn adding_is_checked_and_idempotent() {
 }
 
 #[test]
+fn the_driver_has_the_event_before_the_caller_has_the_answer() {
+    let (mut guest, file) = Guest::new();
+    let disk = open(&file, reporting());
+    for lun in 1..100 {
+        guest
+            .handle
+            .add(unit(&lun.to_string(), at(0, lun), disk.clone()))
+            .wait()
+            .unwrap();
+        let (_, buffer) = guest.event().expect("the event of a unit");
+        guest.give(buffer);
+    }
+}
+
+#[test]
 fn targets_beyond_the_last_are_refused() {
     let setup = ScsiConfig {
         queues: 1,
