@@ -18,7 +18,7 @@ use xtask::lab::{
 };
 use xtask::progress::{Progress, Step};
 
-/// Longest time of a run, before it counts as hung. Most take less than half of it.
+/// Maximum processor time of a run, before it counts as hung. Most take less than half of it.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 10;
