@@ -9,7 +9,7 @@ use crate::svg::Panel;
 use crate::targets::{Target, check, limit};
 
 /// Minimum ratio to QEMU without vhost, for frames that pass through Husk's VMM.
-const WITHOUT_VHOST: [(&str, f64); 3] = [("tcp_out", 1.9), ("tcp_in", 2.4), ("tcp_rr", 2.8)];
+const WITHOUT_VHOST: [(&str, f64); 3] = [("tcp_out", 1.3), ("tcp_in", 2.6), ("tcp_rr", 2.8)];
 
 /// All targets.
 fn targets() -> Vec<Target> {
