@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xtask::archive;
 
+/// Programs that `husk run` needs.
+pub const HUSK: [&str; 3] = ["husk", "husk-monitor", "husk-vmm"];
+
 /// Files that every guest is started with.
 #[derive(Debug)]
 pub struct BenchFiles {
@@ -12,7 +15,7 @@ pub struct BenchFiles {
     pub folder: PathBuf,
     /// Husk's state, in memory as by default.
     pub runtime: TempDir,
-    /// `husk`, with `husk-vmm` beside it.
+    /// `husk`, with the rest of [`HUSK`] beside it.
     pub husk: PathBuf,
     /// The guests' kernel.
     pub kernel: PathBuf,
@@ -40,13 +43,15 @@ impl BenchFiles {
             std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
             Ok(to)
         };
-        copy(&release.join("husk-vmm"), "husk-vmm")?;
+        for program in HUSK {
+            copy(&release.join(program), program)?;
+        }
         Ok(Self {
             folder: folder.to_owned(),
             runtime: tempfile::Builder::new()
                 .prefix("husk-bench.")
                 .tempdir_in("/run")?,
-            husk: copy(&release.join("husk"), "husk")?,
+            husk: folder.join("husk"),
             kernel: copy(kernel, "vmlinuz")?,
             initrd: copy(initrd, "initrd")?,
         })

@@ -1,5 +1,6 @@
 //! Measurements whose clock counts instructions: one machine for each run of a case.
 
+use crate::bench_files::HUSK;
 use crate::host;
 use crate::message::Message;
 use crate::peers::Peers;
@@ -48,14 +49,15 @@ pub fn command(this: &Path, bench: &str, plan: &impl Serialize) -> Result<String
     ))
 }
 
-/// The files that a machine needs: `this` program, `programs` of the folder `release`, kernel and initrd, and peers.
+/// The files that a machine needs: `this` program, Husk's and `programs` of the folder `release`, kernel and initrd,
+/// and peers.
 pub fn files(
     this: &Path,
     (release, programs): (&Path, &[&str]),
     guest: [&Path; 2],
     peers: &Peers,
 ) -> Vec<PathBuf> {
-    let programs = programs.iter().map(|program| release.join(program));
+    let programs = HUSK.iter().chain(programs).map(|program| release.join(program));
     let own = [this.to_owned()].into_iter().chain(programs);
     let guest = guest.map(Path::to_owned);
     own.chain(guest).chain(peers.programs()).collect()

@@ -6,7 +6,7 @@ use std::iter;
 use clap::{ArgAction, Parser};
 use tracing_subscriber::EnvFilter;
 
-use crate::commands::{Command, RunCommand, monitor};
+use crate::commands::{Command, RunCommand};
 
 /// Run KubeVirt VirtualMachineInstance manifests as microVMs
 ///
@@ -27,6 +27,8 @@ Environment:
   HUSK_DATA_DIR     directory for what is kept: objects, images and volumes
                     [default: /var/lib/husk for root, else $XDG_DATA_HOME/husk]
   HUSK_VMM          path of the VMM [default: husk-vmm beside husk, else on PATH]
+  HUSK_MONITOR      path of the program that watches a VM of `husk run`
+                    [default: husk-monitor beside husk, else on PATH]
   HUSK_IMPORT       path of the program that pulls images and fills volumes
                     [default: husk-import beside husk, else on PATH]
   HUSK_KVM          path of the KVM device, used without checks
@@ -55,14 +57,10 @@ struct RunCli {
 }
 
 impl Cli {
-    /// The command line of `husk run` or of a monitor, or `None` for any other. This avoids the whole
-    /// parser, which first builds all commands with their options: time that each start of a VM would wait for.
-    pub(crate) fn of_run_or_monitor(words: impl Iterator<Item = OsString> + Clone) -> Option<Self> {
-        Self::of_monitor(words.clone()).or_else(|| Self::of_run(words))
-    }
-
     /// The command line of `husk run`, or `None` for any other and for a wrong one, which the whole parser reports.
-    fn of_run(words: impl Iterator<Item = OsString> + Clone) -> Option<Self> {
+    /// This avoids that parser, which first builds all commands with their options: time that each start of a VM would
+    /// wait for.
+    pub(crate) fn of_run(words: impl Iterator<Item = OsString> + Clone) -> Option<Self> {
         (words.clone().next()? == "run").then_some(())?;
         let RunCli { verbose, command } =
             RunCli::try_parse_from(iter::once("husk".into()).chain(words)).ok()?;
@@ -70,31 +68,13 @@ impl Cli {
         let command = Command::Run(args);
         Some(Self { verbose, command })
     }
-
-    /// The command line of a monitor as [`crate::launch`] starts it.
-    fn of_monitor(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
-        (words.next()? == "monitor").then_some(())?;
-        let mut verbose = 0;
-        for word in words {
-            (word == "-v").then_some(())?;
-            verbose += 1;
-        }
-        let command = Command::Monitor(monitor::Args {});
-        Some(Self { verbose, command })
-    }
 }
 
-/// Sets up logging to stderr: warnings by default, more with `-v` or RUST_LOG. A monitor logs at level info, to its
-/// VM's log file.
+/// Sets up logging to stderr: warnings by default, more with `-v` or RUST_LOG. The processes that systemd
+/// starts log at level info.
 pub(crate) fn log_to_stderr(cli: &Cli) {
     let level = match cli.verbose {
-        0 if matches!(
-            cli.command,
-            Command::Monitor(_) | Command::Service(_) | Command::ImportVolume(_)
-        ) =>
-        {
-            "info"
-        }
+        0 if matches!(cli.command, Command::Service(_) | Command::ImportVolume(_)) => "info",
         0 => "warn",
         1 => "info,husk=debug",
         _ => "debug,husk=trace",
@@ -123,7 +103,7 @@ mod tests {
     #[test]
     fn a_run_needs_a_part_of_the_parser_only() {
         let parsed = |words: &[&str]| format!("{:?}", Cli::parse_from(["husk"].iter().chain(words)));
-        let cli = |words: &[&str]| Cli::of_run_or_monitor(words.iter().map(OsString::from));
+        let cli = |words: &[&str]| Cli::of_run(words.iter().map(OsString::from));
         for words in [
             &["run", "vm.yaml"][..],
             &["run", "-v", "vm.yaml", "--detach", "--volume", "a=b", "-vv"],
@@ -141,21 +121,5 @@ mod tests {
             assert!(cli(other).is_none(), "{other:?}");
         }
         RunCli::command().debug_assert();
-    }
-
-    #[test]
-    fn a_monitor_needs_no_parser() {
-        let cli = |words: &[&str]| Cli::of_monitor(words.iter().map(OsString::from));
-        for (words, verbose) in [(&["monitor"][..], 0), (&["monitor", "-v", "-v"], 2)] {
-            let found = cli(words).unwrap();
-            let parsed = Cli::parse_from(["husk"].iter().chain(words));
-            assert!(
-                matches!(found.command, Command::Monitor(_)) && matches!(parsed.command, Command::Monitor(_))
-            );
-            assert_eq!((found.verbose, parsed.verbose), (verbose, verbose));
-        }
-        for other in [&[][..], &["run"], &["monitor", "--help"], &["-v", "monitor"]] {
-            assert!(cli(other).is_none(), "{other:?}");
-        }
     }
 }

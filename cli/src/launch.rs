@@ -1,10 +1,10 @@
 //! Starts VMs and follows them in the foreground.
 
-use std::os::unix::process::CommandExt;
 use std::process;
 use std::time::Duration;
 
 use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
+use husk_monitor::program::Program;
 
 use crate::console::{self, OnInputEof, SessionEnd};
 use crate::failure::{Failure, RUNTIME, chain, one_line};
@@ -59,12 +59,13 @@ async fn start(
     follow: Follow,
 ) -> Result<Option<Foreground>, Failure> {
     let verbose = follow.verbose;
+    let monitor = Program::monitor().map_err(|error| Failure::Runtime(error.to_string()))?;
     let mut foreground = Foreground::new();
     for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
-        let launching = launch(monitor_command(verbose), &config);
+        let launching = launch(monitor_command(&monitor, verbose), &config);
         let connecting = foreground.connect_follower(vm);
         let reaching = async {
             if follow.detach {
@@ -120,15 +121,12 @@ async fn show_preparation(follower: &mut Option<Follower>) {
     }
 }
 
-/// Command that runs this program as a monitor. `/proc/self/exe` is the running program even if its file was replaced.
+/// Command that starts a monitor.
 ///
 /// Without `-v`, its log before the log file of the VM exists is discarded: errors are reported through the pipe.
-fn monitor_command(verbose: u8) -> process::Command {
-    let mut command = process::Command::new("/proc/self/exe");
-    command
-        .arg0("husk")
-        .arg("monitor")
-        .args(std::iter::repeat_n("-v", verbose.into()));
+fn monitor_command(monitor: &Program, verbose: u8) -> process::Command {
+    let mut command = process::Command::new(monitor.path());
+    command.args(std::iter::repeat_n("-v", verbose.into()));
     if verbose == 0 {
         command.stderr(process::Stdio::null());
     }

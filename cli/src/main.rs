@@ -47,7 +47,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let cli = cli::Cli::of_run_or_monitor(words.into_iter()).unwrap_or_else(cli::Cli::parse);
+    let cli = cli::Cli::of_run(words.into_iter()).unwrap_or_else(cli::Cli::parse);
     cli::log_to_stderr(&cli);
     cli.command.run(cli.verbose)
 }

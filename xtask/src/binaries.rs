@@ -37,6 +37,7 @@ const RUNTIME: Build = Build {
     ],
     binaries: &[
         "husk",
+        "husk-monitor",
         "husk-import",
         "containerd-shim-husk-v2",
         "husk-answers",

@@ -27,7 +27,7 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
 
 /// The files that a machine needs.
 fn files(plan: &Plan, this: &Path) -> Vec<PathBuf> {
-    let mut programs = vec!["husk", "husk-vmm"];
+    let mut programs = Vec::new();
     if plan.cases.contains(&Vmm::Floor) {
         programs.push(FLOOR_PROGRAM);
     }

@@ -14,7 +14,7 @@ use xtask::progress::Progress;
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
     let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
-    let mut programs = vec!["husk", "husk-vmm"];
+    let mut programs = Vec::new();
     if plan.cases.contains(&Vmm::Floor) {
         programs.push(FLOOR_PROGRAM);
     }

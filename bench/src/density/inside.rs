@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk` and `husk-vmm`.
+    /// Folder of Husk's programs.
     pub release: PathBuf,
     /// Kernel of the guests that become idle.
     pub kernel: PathBuf,

@@ -14,9 +14,8 @@ use xtask::progress::Progress;
 /// it hangs.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
-    let programs: &[&str] = &["husk", "husk-vmm"];
     let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
-    let files = counted::files(&this, (&plan.release, programs), guest, &plan.peers);
+    let files = counted::files(&this, (&plan.release, &[]), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_file_system()?;
     let runs = counted::runs(plan.runs, &plan.cases, &plan.cells(), |round, case, cell| {

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk` and `husk-vmm`.
+    /// Folder of Husk's programs.
     pub release: PathBuf,
     /// Kernel of all guests.
     pub kernel: PathBuf,

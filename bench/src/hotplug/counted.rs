@@ -12,7 +12,7 @@ use xtask::progress::Progress;
 /// Measures each case of `plan` in `plan.runs` machines.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
-    let programs: &[&str] = &["husk", "husk-vmm", "husk-uevents"];
+    let programs: &[&str] = &["husk-uevents"];
     let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
     let files = counted::files(&this, (&plan.release, programs), guest, &Peers::default());
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk`, `husk-vmm` and `husk-uevents`.
+    /// Folder of Husk's programs and `husk-uevents`.
     pub release: PathBuf,
     /// Kernel of all guests.
     pub kernel: PathBuf,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk` and `husk-vmm`.
+    /// Folder of Husk's programs.
     pub release: PathBuf,
     /// Kernel of the guests.
     pub kernel: PathBuf,

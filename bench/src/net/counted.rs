@@ -13,7 +13,7 @@ use xtask::progress::Progress;
 /// Measures each case of `plan`, each load in a machine of its own: the longer a machine runs, the likelier it hangs.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
-    let programs: &[&str] = &["husk", "husk-vmm", "husk-netload"];
+    let programs: &[&str] = &["husk-netload"];
     let guest = [plan.kernel.as_path(), plan.initrd.as_path()];
     let files = counted::files(&this, (&plan.release, programs), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk`, `husk-vmm` and `husk-netload`.
+    /// Folder of Husk's programs and `husk-netload`.
     pub release: PathBuf,
     /// Kernel of all guests.
     pub kernel: PathBuf,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk`, `husk-vmm` and `containerd-shim-husk-v2`.
+    /// Folder of Husk's programs and `containerd-shim-husk-v2`.
     pub release: PathBuf,
     /// Kernel of all guests.
     pub kernel: PathBuf,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of `husk`, `husk-vmm` and `husk-answers`.
+    /// Folder of Husk's programs and `husk-answers`.
     pub release: PathBuf,
     /// Kernel of all guests.
     pub kernel: PathBuf,

@@ -22,7 +22,6 @@ mod inspect;
 mod link;
 mod list;
 mod logs;
-pub(crate) mod monitor;
 mod node;
 mod pause;
 mod port_forward;
@@ -88,8 +87,6 @@ pub(crate) enum Command {
     Node(node::Args),
     Completions(completions::Args),
     #[command(hide = true)]
-    Monitor(monitor::Args),
-    #[command(hide = true)]
     Service(service::Args),
     #[command(hide = true, name = "import-volume")]
     ImportVolume(import_volume::Args),
@@ -136,7 +133,6 @@ impl Command {
             Self::Completions(args) => completions::run(args),
             Self::Service(args) => service::run(args),
             Self::ImportVolume(args) => import_volume::run(args),
-            Self::Monitor(_) => return husk_monitor::monitor::serve(),
         };
         done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)
     }

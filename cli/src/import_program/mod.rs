@@ -4,10 +4,10 @@ mod progress;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use husk_images::{Event, PullRequest, Request, StoredImage, VolumeRequest};
+use husk_monitor::program::Program;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::failure::Failure;
@@ -60,7 +60,8 @@ pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Resu
 
 /// Has a request carried out. Returns the last event, or why it failed.
 fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, String>, Failure> {
-    let mut child = start(&program()?).map_err(Failure::at(format!("start {IMPORT}")))?;
+    let program = Program::import().map_err(|error| Failure::Runtime(error.to_string()))?;
+    let mut child = start(&program).map_err(Failure::at(format!("start {program}")))?;
     send(&mut child, request).map_err(Failure::at(format!("write to {IMPORT}")))?;
     let last = child.stdout.take().and_then(|stdout| last_event(stdout, show));
     let status = child.wait().map_err(Failure::at(format!("wait for {IMPORT}")))?;
@@ -71,32 +72,14 @@ fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, 
     })
 }
 
-/// `HUSK_IMPORT`, else `husk-import` beside this executable, else on `PATH`.
-fn program() -> Result<PathBuf, Failure> {
-    if let Some(path) = std::env::var_os("HUSK_IMPORT").filter(|value| !value.is_empty()) {
-        return Ok(path.into());
-    }
-    let own = std::env::current_exe().map_err(Failure::at("find this program"))?;
-    let beside = own.with_file_name(IMPORT);
-    Ok(match beside.exists() {
-        true => beside,
-        false => IMPORT.into(),
-    })
-}
-
-fn start(program: &PathBuf) -> std::io::Result<Child> {
-    let mut command = Command::new(program);
+fn start(program: &Program) -> std::io::Result<Child> {
+    let mut command = Command::new(program.path());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     // SAFETY: between fork and exec only prctl(2) is called, which is async-signal-safe and allocates nothing.
     unsafe {
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
     }
-    command.spawn().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => std::io::Error::other(
-            "it was found neither beside this program nor on PATH: set HUSK_IMPORT to its path",
-        ),
-        _ => error,
-    })
+    command.spawn()
 }
 
 fn send(child: &mut Child, request: &Request) -> std::io::Result<()> {

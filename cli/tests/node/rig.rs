@@ -62,7 +62,9 @@ impl Rig {
         let mut shim = fs::read("/bin/sleep").unwrap();
         shim.extend(content.as_bytes());
         fs::write(built.join("containerd-shim-husk-v2"), shim).unwrap();
-        fs::write(built.join("husk-vmm"), content).unwrap();
+        for program in ["husk-vmm", "husk-monitor"] {
+            fs::write(built.join(program), content).unwrap();
+        }
     }
 
     /// `husk node WHAT --restart`, of the built programs.

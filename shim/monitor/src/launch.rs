@@ -1,7 +1,6 @@
 //! Starting a monitor as a process.
 //!
-//! `PROGRAM monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's
-//! session. Once the VM runs or its start has failed, it writes a [`StartReport`] to standard output, as one line of
+//! `husk-monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's session. Once the VM runs or its start has failed, it writes a [`StartReport`] to standard output, as one line of
 //! JSON.
 
 use std::fs::File;
@@ -84,8 +83,7 @@ pub enum LaunchError {
 /// Maximum length of a report, in bytes. A program that writes more is not a monitor.
 const REPORT_BYTES: u64 = 64 << 10;
 
-/// Executes `command` (with its arguments, for example `husk monitor`) as the monitor of `config` and waits until the
-/// VM runs. Returns the monitor's process id. If the caller dies or drops the future before the report, the VM is ended.
+/// Executes `command`, `husk-monitor` with its arguments, as the monitor of `config` and waits until the VM runs. Returns the monitor's process id. If the caller dies or drops the future before the report, the VM is ended.
 /// The first poll passes the configuration, and blocks until the monitor has read most of a long one.
 pub async fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
     let mut child = command

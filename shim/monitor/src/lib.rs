@@ -11,6 +11,7 @@ pub mod console;
 pub mod kvm;
 pub mod launch;
 pub mod monitor;
+pub mod program;
 pub mod snapshot;
 pub mod state;
 pub mod vm_environment;

@@ -139,7 +139,7 @@ fn setup(ctx: &TestContext) -> Result<()> {
              root=$(findmnt -no SOURCE /); tune2fs -l $root | grep -q has_journal || tune2fs -j $root"
         ),
     )?;
-    for name in ["husk", "husk-vmm", "husk-import"] {
+    for name in ["husk", "husk-monitor", "husk-vmm", "husk-import"] {
         std::fs::copy(program(name), Path::new(FOLDER).join(name))?;
     }
     let registry = registry(ctx)?;

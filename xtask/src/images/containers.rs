@@ -10,7 +10,13 @@ use std::path::Path;
 /// Name of the image in `deploy/`.
 pub const AGENT: &str = "localhost/husk/agent:latest";
 /// Programs of the image, all linked statically, in its root folder.
-pub const PROGRAMS: [&str; 4] = ["husk-agent", "husk", "husk-vmm", "containerd-shim-husk-v2"];
+pub const PROGRAMS: [&str; 5] = [
+    "husk-agent",
+    "husk",
+    "husk-monitor",
+    "husk-vmm",
+    "containerd-shim-husk-v2",
+];
 
 /// Arguments of `cargo xtask images containers`.
 #[derive(clap::Args, Debug)]

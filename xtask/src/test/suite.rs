@@ -22,8 +22,9 @@ const SECONDS: &str = include_str!("seconds.txt");
 const UNKNOWN_SECONDS: u32 = 60;
 
 /// The programs that cases run.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "husk",
+    "husk-monitor",
     "husk-agent",
     "husk-vmm",
     "containerd-shim-husk-v2",

@@ -18,8 +18,9 @@ use crate::{doctor, live_vm, output};
 use containerd_settings::Settings;
 use files::FileChange;
 
-/// Programs installed on a node: the shim started by containerd, the VMM started by the shim, and this program.
-const PROGRAMS: [&str; 3] = ["containerd-shim-husk-v2", "husk-vmm", "husk"];
+/// Programs installed on a node: the shim started by containerd, the VMM started by the shim, this program and the
+/// monitor of its own VMs.
+const PROGRAMS: [&str; 4] = ["containerd-shim-husk-v2", "husk-vmm", "husk", "husk-monitor"];
 
 /// Namespace of the VMs that containerd runs.
 const PODS: &str = "pods";

@@ -32,9 +32,10 @@ use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
+use crate::program::Program;
 use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError};
 use crate::vm_environment::VmEnvironment;
-use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
+use crate::vmm_process::{SpawnError, VmmProcess};
 
 /// Maximum time for the VMM to answer the first call.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -106,7 +107,7 @@ pub(super) async fn start(
     publisher: &StatusPublisher,
     start_mode: &mut StartMode,
 ) -> Result<StartedVm, StartError> {
-    let program = VmmProgram::find().ok_or(SpawnError::NotFound)?;
+    let program = Program::vmm().map_err(SpawnError::from)?;
     let devices = HostDevices {
         kvm: kvm::open()?,
         vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
@@ -331,7 +332,7 @@ impl VmmFailure {
     }
 
     /// Converts the failure. The cause is in the answer of the VMM, or in the exit status of one that died.
-    async fn into_start_error(self, vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
+    async fn into_start_error(self, vmm: &mut VmmProcess, program: &Program) -> StartError {
         let (reason, status) = match self {
             VmmFailure::NoAnswer => return no_answer(vmm, program).await,
             VmmFailure::Snapshot(error) => return error.into(),
@@ -368,7 +369,7 @@ impl VmmFailure {
 }
 
 /// The error for a program that exited or timed out before its first answer. It is probably not husk-vmm.
-async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
+async fn no_answer(vmm: &mut VmmProcess, program: &Program) -> StartError {
     let exit = timeout(EXIT_TIMEOUT, vmm.wait()).await.ok().and_then(Result::ok);
     let what = match &exit {
         Some(exit) if exit.detail.is_empty() => "ended before it answered".to_owned(),

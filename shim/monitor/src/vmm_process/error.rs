@@ -2,19 +2,19 @@
 
 use std::io;
 
-use super::vmm_program::VmmProgram;
+use crate::program::{NotFound, Program};
 
 /// An error of starting a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// No executable of that name.
-    #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
-    NotFound,
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
     /// The kernel refused.
     #[error("{program} cannot be started: {cause}{}", program.hint())]
     Exec {
         /// The program.
-        program: VmmProgram,
+        program: Program,
         /// The cause. It is part of the text, before the hint.
         cause: io::Error,
     },

@@ -9,7 +9,6 @@ mod log;
 mod placement;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod vmm_program;
 
 use std::env;
 use std::io;
@@ -36,8 +35,8 @@ pub use error::SpawnError;
 pub use exit::VmmExit;
 use husk_network::TapOwner;
 pub use placement::CgroupPlacement;
-pub use vmm_program::VmmProgram;
 
+use crate::program::Program;
 use placement::CgroupProcs;
 
 const CONTROL_FD: i32 = 3;
@@ -58,7 +57,7 @@ pub struct VmmProcess {
 impl VmmProcess {
     /// Executes `program`. Must be called on a tokio runtime with I/O, and on a thread that outlives the VMM: the
     /// kernel kills the VMM when this thread ends.
-    pub fn spawn(program: &VmmProgram, placement: &CgroupPlacement) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &Program, placement: &CgroupPlacement) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);
@@ -134,7 +133,7 @@ pub fn owner() -> TapOwner {
 }
 
 /// Builds the command of a VMM with its ends of the two socket pairs.
-fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance: CgroupProcs) -> Command {
+fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: CgroupProcs) -> Command {
     let mut command = process::Command::new(program.path());
     command.args([
         "--control-fd",

@@ -8,7 +8,7 @@ use rustix::io::FdFlags;
 
 use super::*;
 
-fn script(dir: &Path, text: &str) -> VmmProgram {
+fn script(dir: &Path, text: &str) -> Program {
     let path = dir.join("vmm");
     fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

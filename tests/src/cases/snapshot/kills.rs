@@ -184,7 +184,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
         match kind {
             Kind::Command => command.kill()?,
             // Before it is there, nothing is killed, and the VM runs.
-            Kind::Monitor => kill_program("husk monitor")?,
+            Kind::Monitor => kill_program("husk-monitor")?,
             Kind::Vmm => kill_program("husk-vmm")?,
         }
         // A VM that runs goes on without its command.
