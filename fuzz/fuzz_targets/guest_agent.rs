@@ -20,6 +20,8 @@ use tokio::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(5);
 const MIB: usize = 1 << 20;
+/// Longest reply of the agent: more than the client takes for most commands, with the noise before it.
+const LONGEST: usize = MIB + (128 << 10);
 
 const WORDS: &[&str] = &[
     "return",
@@ -106,6 +108,8 @@ enum Reply {
     Bytes(Vec<Piece>),
     /// Repeats bytes up to so many KiB.
     Flood(Vec<Piece>, u16),
+    /// So many KiB of line ends, none of which ends a reply.
+    BlankLines(u16),
     Silence,
     Close,
 }
@@ -134,6 +138,11 @@ fn bytes(pieces: &[Piece], request: &Value) -> Vec<u8> {
         Piece::Any(bytes) => bytes.clone(),
     });
     parts.collect::<Vec<_>>().concat()
+}
+
+/// Bytes of a flood.
+fn length(kib: u16) -> usize {
+    (usize::from(kib) << 10).min(LONGEST)
 }
 
 fn honest(request: &Value) -> Vec<u8> {
@@ -177,9 +186,9 @@ async fn agent(stream: DuplexStream, program: Rc<Program>, is_honest: Rc<Cell<bo
             Reply::Bytes(pieces) => bytes(pieces, &request),
             Reply::Flood(pieces, kib) => {
                 let part = bytes(pieces, &request);
-                let times = (usize::from(*kib) << 10).min(MIB) / part.len().max(1);
-                part.repeat(times)
+                part.repeat(length(*kib) / part.len().max(1))
             }
+            Reply::BlankLines(kib) => vec![b'\n'; length(*kib)],
             Reply::Silence => continue,
             Reply::Close => return,
         };
