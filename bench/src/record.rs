@@ -73,7 +73,7 @@ impl Record {
     /// Writes the values and a plot of them to `target/bench/NAME.json` and `.svg`, and prints the paths.
     pub fn publish(&self, name: &str, heading: &str, better: Better, panels: &[Panel]) -> Result<()> {
         let plot = file(name, "svg")?;
-        std::fs::write(&plot, svg::draw(heading, better, panels)).context("cannot write the plot")?;
+        std::fs::write(&plot, svg::draw(heading, better, panels)?).context("cannot write the plot")?;
         println!("\n{}\n{}", self.write(name)?.display(), plot.display());
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use super::stats::Summary;
 use super::table::number;
-use std::fmt::Write;
+use anyhow::Result;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// One quantity of several cases.
 #[derive(Debug)]
@@ -24,97 +27,91 @@ pub enum Better {
     More,
 }
 
-const WIDTH: f64 = 760.0;
-/// Horizontal range of the bars.
-const LEFT: f64 = 170.0;
-const RIGHT: f64 = 640.0;
-const BAR: f64 = 24.0;
-const HEAD: f64 = 34.0;
-const TOP: f64 = 44.0;
+/// Sizes in pixels.
+const WIDTH: u32 = 760;
+const TOP: u32 = 48;
+const TITLE: u32 = 34;
+const BAR: u32 = 24;
+const BELOW: u32 = 12;
+/// Space for the cases' names, and for the values.
+const NAMES: u32 = 170;
+const VALUES: u32 = 120;
+/// Distance of texts from the edge.
+const EDGE: i32 = 16;
 
-/// Draws all `panels`, one below the other, under a line with the title.
-pub fn draw(heading: &str, better: Better, panels: &[Panel]) -> String {
-    let better = match better {
-        Better::Less => "Less",
-        Better::More => "More",
-    };
-    let height: f64 = panels
-        .iter()
-        .map(|panel| HEAD + panel.bars.len() as f64 * BAR + 10.0)
-        .sum();
-    let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {h}" width="{WIDTH}" height="{h}" font-family="sans-serif" font-size="13" fill="#1a1a1a">
-<rect width="100%" height="100%" fill="#ffffff"/>
-"##,
-        h = TOP + height + 10.0
-    );
-    let _ = writeln!(
-        svg,
-        r##"<text x="16" y="24" font-size="11" fill="#555">{}</text>
-<text x="16" y="40" font-size="11" fill="#555">Medians, whiskers from p10 to p90; dashed: the figure to hold. {better} is better.</text>"##,
-        escape(heading)
-    );
-    let mut top = TOP;
-    for panel in panels {
-        panel.draw(&mut svg, top);
-        top += HEAD + panel.bars.len() as f64 * BAR + 10.0;
+const FONT: &str = "sans-serif";
+/// Sizes of texts. The backend divides them by 1.24.
+const SMALL: i32 = 14;
+const NORMAL: i32 = 16;
+const INK: RGBColor = RGBColor(0x1a, 0x1a, 0x1a);
+const FAINT: RGBColor = RGBColor(0x55, 0x55, 0x55);
+const FIRST: RGBColor = RGBColor(0xc2, 0x54, 0x1b);
+const OTHER: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
+const LIMIT: RGBColor = RGBColor(0x0a, 0x7d, 0x3c);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws all `panels`, one below the other, under a line with the title. The background is white in any theme.
+pub fn draw(heading: &str, better: Better, panels: &[Panel]) -> Result<String> {
+    let mut svg = String::new();
+    let height = TOP + panels.iter().map(Panel::height).sum::<u32>();
+    {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let better = match better {
+            Better::Less => "Less",
+            Better::More => "More",
+        };
+        let key = "Medians, whiskers from p10 to p90; dashed: the figure to hold.";
+        let small = (FONT, SMALL).into_font().color(&FAINT);
+        area.draw_text(heading, &small, (EDGE, 12))?;
+        area.draw_text(&format!("{key} {better} is better."), &small, (EDGE, 28))?;
+        let mut rest = area.split_vertically(TOP).1;
+        for panel in panels {
+            let (own, below) = rest.split_vertically(panel.height());
+            panel.draw(&own)?;
+            rest = below;
+        }
+        area.present()?;
     }
-    svg.push_str("</svg>\n");
-    svg
+    Ok(svg)
 }
 
 impl Panel {
-    fn draw(&self, svg: &mut String, top: f64) {
+    fn height(&self) -> u32 {
+        TITLE + BAR * self.bars.len() as u32 + BELOW
+    }
+
+    fn draw(&self, area: &Area<'_>) -> Result<()> {
+        let title = (FONT, NORMAL, FontStyle::Bold).into_font().color(&INK);
+        area.draw_text(&self.title, &title, (EDGE, 14))?;
         let ends = self.bars.iter().map(|(_, bar)| bar.p90).chain(self.limit);
         let longest = ends.fold(f64::MIN_POSITIVE, f64::max);
-        let x = |value: f64| LEFT + (RIGHT - LEFT) * value / longest;
-        let _ = writeln!(
-            svg,
-            r#"<text x="16" y="{:.1}" font-weight="bold">{}</text>"#,
-            top + 24.0,
-            escape(&self.title)
-        );
+        let bars = area.margin(TITLE, BELOW, NAMES, VALUES);
+        let rows = self.bars.len() as f64;
+        let mut chart = ChartBuilder::on(&bars).build_cartesian_2d(0.0..longest, rows..0.0)?;
         for (row, (case, bar)) in self.bars.iter().enumerate() {
-            let y = top + HEAD + row as f64 * BAR;
-            let middle = y + BAR / 2.0;
-            let colour = if row == 0 { "#c2541b" } else { "#9aa5b1" };
-            let _ = writeln!(
-                svg,
-                r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>
-<rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{colour}"/>
-<path d="M{:.1} {middle:.1}H{:.1}m0 -4v8M{:.1} {:.1}v8" stroke="#1a1a1a" fill="none"/>
-<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"##,
-                LEFT - 8.0,
-                middle + 4.5,
-                escape(case),
-                y + 3.0,
-                x(bar.median) - LEFT,
-                BAR - 6.0,
-                x(bar.p10),
-                x(bar.p90),
-                x(bar.p10),
-                middle - 4.0,
-                WIDTH - 16.0,
-                middle + 4.5,
-                number(bar.median)
-            );
+            let (above, middle) = (row as f64, row as f64 + 0.5);
+            let colour = if row == 0 { FIRST } else { OTHER };
+            let corners = [(0.0, above + 0.12), (bar.median, above + 0.88)];
+            chart.draw_series([Rectangle::new(corners, colour.filled())])?;
+            let whisker =
+                ErrorBar::new_horizontal(middle, bar.p10, bar.median, bar.p90, INK.stroke_width(1), 8);
+            chart.draw_series([whisker])?;
+            let pixel = (TITLE + row as u32 * BAR + BAR / 2) as i32;
+            let text = (FONT, NORMAL)
+                .into_font()
+                .color(&INK)
+                .pos(Pos::new(HPos::Right, VPos::Center));
+            area.draw_text(case, &text, (NAMES as i32 - 8, pixel))?;
+            area.draw_text(&number(bar.median), &text, (WIDTH as i32 - EDGE, pixel))?;
         }
         if let Some(limit) = self.limit {
-            let _ = writeln!(
-                svg,
-                r##"<path d="M{0:.1} {1:.1}v{2:.1}" stroke="#0a7d3c" stroke-width="2" stroke-dasharray="4 3"/>"##,
-                x(limit),
-                top + HEAD,
-                BAR
-            );
+            let line = [(limit, 0.0), (limit, 1.0)].into_iter();
+            chart.draw_series(DashedLineSeries::new(line, 4, 3, LIMIT.stroke_width(2)))?;
         }
+        Ok(())
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -137,12 +134,14 @@ mod tests {
             ],
             limit: Some(80.0),
         };
-        let svg = draw("here & now", Better::Less, &[panel]);
+        let svg = draw("here & now", Better::Less, &[panel]).expect("a plot");
         assert!(svg.contains("Less is better"));
         assert!(svg.contains("a &lt; b") && svg.contains("here &amp; now"));
-        // 50 of 100 is half the width.
-        assert!(svg.contains(r#"width="235.0""#), "{svg}");
-        assert!(svg.contains("M640.0") || svg.contains("H640.0"), "{svg}");
-        assert_eq!(svg.matches("stroke-dasharray").count(), 1);
+        for text in ["husk", "other", "\n50\n", "\n90\n"] {
+            assert!(svg.contains(text), "{svg}");
+        }
+        // 50 of 100 is half the width of 470.
+        assert!(svg.contains(r#"<rect x="170" y="85" width="234""#), "{svg}");
+        assert!(svg.contains(r##"stroke="#0A7D3C""##), "{svg}");
     }
 }

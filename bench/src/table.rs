@@ -1,29 +1,23 @@
 //! Tables on a terminal.
 
+use comfy_table::{CellAlignment, Table, presets};
+
+/// Space between two columns.
+const GAP: u16 = 2;
+
 /// Rows of cells, padded to the width of their column: the first `left` columns left-aligned, the others right-aligned.
 pub fn align(rows: &[Vec<String>], left: usize) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, width))| {
-                let gap = if column == 0 { "" } else { "  " };
-                if column < left {
-                    format!("{gap}{cell:<width$}")
-                } else {
-                    format!("{gap}{cell:>width$}")
-                }
-            });
-        cells.collect::<String>().trim_end().to_owned()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).add_rows(rows);
+    for (place, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((if place == 0 { 0 } else { GAP }, 0));
+        column.set_cell_alignment(if place < left {
+            CellAlignment::Left
+        } else {
+            CellAlignment::Right
+        });
+    }
+    table.trim_fmt()
 }
 
 /// Formats a value with its significant digits only.
