@@ -87,7 +87,8 @@ async fn start(
             follower.clear_preparation();
         }
         let launched = launched.and_then(|launched| {
-            launched.map_err(|error| StartFailure::Failed(launch_failure(vm, follow.command, &error)))
+            launched
+                .map_err(|error| StartFailure::Failed(launch_failure(vm, &monitor, follow.command, &error)))
         });
         if let Err(failure) = launched {
             // A monitor waits for open status streams when it ends.
@@ -171,19 +172,20 @@ impl StartFailure {
     }
 }
 
-fn launch_failure(vm: &VmRef, command: &str, error: &LaunchError) -> Failure {
-    eprintln!("error: {vm}: {}", launch_error_text(command, error));
+fn launch_failure(vm: &VmRef, monitor: &Program, command: &str, error: &LaunchError) -> Failure {
+    eprintln!("error: {vm}: {}", launch_error_text(monitor, command, error));
     Failure::Ended(match error {
         LaunchError::Failed { reason, .. } if reason == "BootFailed" => BOOT_FAILED,
         _ => RUNTIME,
     })
 }
 
-fn launch_error_text(command: &str, error: &LaunchError) -> String {
+fn launch_error_text(monitor: &Program, command: &str, error: &LaunchError) -> String {
+    let hint = monitor.hint();
     match error {
         LaunchError::Failed { message, .. } => one_line(message),
-        LaunchError::Silent => format!("{}: `{command} -v` may show the reason", chain(error)),
-        error => chain(error),
+        LaunchError::Silent => format!("{}: `{command} -v` may show the reason{hint}", chain(error)),
+        LaunchError::Spawn(cause) => format!("{monitor} cannot be started: {cause}{hint}"),
     }
 }
 

@@ -52,6 +52,36 @@ fn a_doubtful_start_has_a_note() {
 }
 
 #[test]
+fn another_program_than_the_monitor_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let manifest = root.path().join("vm.yaml");
+    std::fs::write(&manifest, VALID).unwrap();
+    let hint = "set HUSK_MONITOR to the path of husk-monitor, or leave it out\n";
+    for (program, reason) in [
+        (
+            "/nonexistent",
+            "HUSK_MONITOR=/nonexistent cannot be started: No such file or directory (os error 2): ",
+        ),
+        (
+            "/bin/true",
+            "the monitor ended before the VM ran: `husk run -v` may show the reason: ",
+        ),
+    ] {
+        let mut command = husk(&root.path().join("run"), &["run", manifest.to_str().unwrap()]);
+        command
+            .args(["--detach", "--kernel", "/proc/version"])
+            .env("HUSK_KVM", "/dev/null")
+            .env("HUSK_MONITOR", program);
+        let (code, _, stderr) = told(&command.output().unwrap());
+        assert_eq!(code, 1);
+        assert!(
+            stderr.ends_with(&format!("error: demo: {reason}{hint}")),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
 fn a_signal_during_the_start_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {

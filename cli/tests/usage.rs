@@ -473,12 +473,18 @@ fn completions_for_every_shell() {
 }
 
 #[test]
-fn help_is_complete_and_hides_the_monitor() {
+fn help_is_complete_and_hides_the_service() {
     let root = tempfile::tempdir().unwrap();
     let (code, stdout, _) = told(&output(root.path(), &["--help"]));
     assert_eq!(code, 0);
-    assert!(!stdout.contains("\n  monitor"), "{stdout}");
-    for variable in ["HUSK_RUNTIME_DIR", "HUSK_SCRATCH_DIR", "HUSK_VMM", "HUSK_KVM"] {
+    assert!(!stdout.contains("\n  service"), "{stdout}");
+    for variable in [
+        "HUSK_RUNTIME_DIR",
+        "HUSK_SCRATCH_DIR",
+        "HUSK_VMM",
+        "HUSK_MONITOR",
+        "HUSK_KVM",
+    ] {
         assert!(stdout.contains(variable), "{stdout}");
     }
     let (_, stdout, _) = told(&output(root.path(), &["run", "--help"]));

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 
 /// Says what is wrong with the command line. Nothing can be done if that fails.
 fn refuse(error: &str) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {error}\n\n{USAGE}");
+    let _ = write!(io::stderr(), "error: {error}\n\n{USAGE}");
     ExitCode::from(USAGE_ERROR)
 }
 
