@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 /// Run the end-to-end tests
 ///
-/// Needs a /dev/kvm that runs guests natively, `husk` and `husk-vmm` beside this program or on PATH, and the guest
+/// Needs a /dev/kvm that runs guests natively, Husk's programs beside this one or on PATH, and the guest
 /// images of `cargo xtask images` (in HUSK_IMAGES, else in the cache of this user).
 #[derive(Debug, Parser)]
 #[command(name = "husk-e2e")]
