@@ -235,15 +235,12 @@ impl CountedMachine {
             std::thread::sleep(Duration::from_millis(50));
         };
         let text = String::from_utf8_lossy(&std::fs::read(&console)?).replace('\r', "");
-        let last = text.lines().next_back().unwrap_or_default();
+        let (said, ended) = text.rsplit_once(END).unwrap_or((&text, ""));
+        let last = said.lines().next_back().unwrap_or_default();
         ensure!(status.is_some(), "it hangs: {last}");
-        match text.rsplit_once(END) {
-            Some((said, "0\n")) => Ok(said.to_owned()),
-            _ => bail!(
-                "it failed: {last} {}",
-                std::fs::read_to_string(run.path().join("errors"))?
-            ),
-        }
+        let errors = std::fs::read_to_string(run.path().join("errors"))?;
+        ensure!(ended == "0\n", "it failed: {last} {}", errors.trim_end());
+        Ok(said.to_owned())
     }
 
     fn qemu(&self, initrd: &Path, console: &Path, seed: u32) -> Command {
