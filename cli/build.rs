@@ -1,4 +1,4 @@
-//! How the program is linked.
+//! How the programs are linked.
 
 fn main() {
     // A position-independent program has addresses to relocate: 12 KiB of them instead of 950.

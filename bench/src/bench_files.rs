@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use xtask::archive;
 
 /// Programs that `husk run` needs.
-pub const HUSK: [&str; 3] = ["husk", "husk-monitor", "husk-vmm"];
+pub const HUSK_PROGRAMS: [&str; 3] = ["husk", "husk-monitor", "husk-vmm"];
 
 /// Files that every guest is started with.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct BenchFiles {
     pub folder: PathBuf,
     /// Husk's state, in memory as by default.
     pub runtime: TempDir,
-    /// `husk`, with the rest of [`HUSK`] beside it.
+    /// `husk`, with the rest of [`HUSK_PROGRAMS`] beside it.
     pub husk: PathBuf,
     /// The guests' kernel.
     pub kernel: PathBuf,
@@ -43,7 +43,7 @@ impl BenchFiles {
             std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
             Ok(to)
         };
-        for program in HUSK {
+        for program in HUSK_PROGRAMS {
             copy(&release.join(program), program)?;
         }
         Ok(Self {

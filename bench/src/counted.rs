@@ -1,6 +1,6 @@
 //! Measurements whose clock counts instructions: one machine for each run of a case.
 
-use crate::bench_files::HUSK;
+use crate::bench_files::HUSK_PROGRAMS;
 use crate::host;
 use crate::message::Message;
 use crate::peers::Peers;
@@ -19,7 +19,7 @@ use xtask::lab::{
 };
 use xtask::progress::{Progress, Step};
 
-/// Maximum processor time of a run, before it counts as hung. Most take less than half of it.
+/// Maximum processor time of a run; one that takes more counts as hung. Most take less than half of it.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 10;
@@ -57,7 +57,10 @@ pub fn files(
     guest: [&Path; 2],
     peers: &Peers,
 ) -> Vec<PathBuf> {
-    let programs = HUSK.iter().chain(programs).map(|program| release.join(program));
+    let programs = HUSK_PROGRAMS
+        .iter()
+        .chain(programs)
+        .map(|program| release.join(program));
     let own = [this.to_owned()].into_iter().chain(programs);
     let guest = guest.map(Path::to_owned);
     own.chain(guest).chain(peers.programs()).collect()

@@ -27,20 +27,20 @@ pub enum Better {
     More,
 }
 
-/// Sizes in pixels.
+// Sizes in pixels.
 const WIDTH: u32 = 760;
 const TOP: u32 = 48;
 const TITLE: u32 = 34;
 const BAR: u32 = 24;
 const BELOW: u32 = 12;
-/// Space for the cases' names, and for the values.
+// Space for the cases' names, and for the values.
 const NAMES: u32 = 170;
 const VALUES: u32 = 120;
 /// Distance of texts from the edge.
 const EDGE: i32 = 16;
 
 const FONT: &str = "sans-serif";
-/// Sizes of texts. The backend divides them by 1.24.
+// Sizes of texts. The backend divides them by 1.24.
 const SMALL: i32 = 14;
 const NORMAL: i32 = 16;
 const INK: RGBColor = RGBColor(0x1a, 0x1a, 0x1a);

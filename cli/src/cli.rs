@@ -26,8 +26,9 @@ Environment:
                     images) [default: /var/tmp]
   HUSK_DATA_DIR     directory for what is kept: objects, images and volumes
                     [default: /var/lib/husk for root, else $XDG_DATA_HOME/husk]
-  HUSK_VMM          path of the VMM [default: husk-vmm beside husk, else on PATH]
-  HUSK_MONITOR      path of the program that watches a VM of `husk run`
+  HUSK_VMM          path of the VMM
+                    [default: husk-vmm beside its monitor, else on PATH]
+  HUSK_MONITOR      path of the monitor of a VM of `husk run` or `husk restore`
                     [default: husk-monitor beside husk, else on PATH]
   HUSK_IMPORT       path of the program that pulls images and fills volumes
                     [default: husk-import beside husk, else on PATH]

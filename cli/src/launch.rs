@@ -7,7 +7,7 @@ use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
 use husk_monitor::program::Program;
 
 use crate::console::{self, OnInputEof, SessionEnd};
-use crate::failure::{Failure, RUNTIME, chain, one_line};
+use crate::failure::{Failure, RUNTIME, one_line};
 use crate::foreground::{Follower, Foreground};
 use crate::signals::{Signals, StopSignal};
 use crate::status::BOOT_FAILED;
@@ -59,7 +59,7 @@ async fn start(
     follow: Follow,
 ) -> Result<Option<Foreground>, Failure> {
     let verbose = follow.verbose;
-    let monitor = Program::monitor().map_err(|error| Failure::Runtime(error.to_string()))?;
+    let monitor = Program::monitor()?;
     let mut foreground = Foreground::new();
     for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
@@ -184,7 +184,9 @@ fn launch_error_text(monitor: &Program, command: &str, error: &LaunchError) -> S
     let hint = monitor.hint();
     match error {
         LaunchError::Failed { message, .. } => one_line(message),
-        LaunchError::Silent => format!("{}: `{command} -v` may show the reason{hint}", chain(error)),
+        LaunchError::Silent => {
+            format!("{monitor} ended before the VM ran: `{command} -v` may show the reason{hint}")
+        }
         LaunchError::Spawn(cause) => format!("{monitor} cannot be started: {cause}{hint}"),
     }
 }

@@ -52,7 +52,7 @@ fn a_doubtful_start_has_a_note() {
 }
 
 #[test]
-fn another_program_than_the_monitor_is_named() {
+fn a_wrong_monitor_is_named() {
     let root = tempfile::tempdir().unwrap();
     let manifest = root.path().join("vm.yaml");
     std::fs::write(&manifest, VALID).unwrap();
@@ -64,7 +64,7 @@ fn another_program_than_the_monitor_is_named() {
         ),
         (
             "/bin/true",
-            "the monitor ended before the VM ran: `husk run -v` may show the reason: ",
+            "HUSK_MONITOR=/bin/true ended before the VM ran: `husk run -v` may show the reason: ",
         ),
     ] {
         let mut command = husk(&root.path().join("run"), &["run", manifest.to_str().unwrap()]);

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(5);
 const MIB: usize = 1 << 20;
-/// Longest reply of the agent: more than the client takes for most commands, with the noise before it.
+/// Longest reply of the agent. Most commands accept less, even with the noise before a reply.
 const LONGEST: usize = MIB + (128 << 10);
 
 const WORDS: &[&str] = &[

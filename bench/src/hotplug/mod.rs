@@ -24,9 +24,9 @@ pub struct Args {
     /// Rounds of all cases; at least five are needed to compare two cases [default: 5; with --icount, 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
-    /// Measure only this case
+    /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
-    only: Option<Case>,
+    only: Vec<Case>,
     /// Count instructions in place of time, in a machine for each case: the load of this machine has no influence
     #[arg(long)]
     icount: bool,
@@ -58,7 +58,10 @@ pub fn run(args: Args) -> Result<()> {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
         initrd: image.join("initrd"),
-        cases: args.only.map_or(Case::ALL.to_vec(), |case| vec![case]),
+        cases: Case::ALL
+            .into_iter()
+            .filter(|case| args.only.is_empty() || args.only.contains(case))
+            .collect(),
         runs,
         warmups: if args.icount { 2 } else { 3 },
         additions: if short { 5 } else { 30 },
@@ -80,7 +83,7 @@ pub fn run(args: Args) -> Result<()> {
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
     // A short run does not replace a measurement.
-    let name = match (args.quick || args.only.is_some(), args.icount) {
+    let name = match (args.quick || !args.only.is_empty(), args.icount) {
         (true, _) => "hotplug-quick",
         (false, true) => "hotplug-icount",
         (false, false) => "hotplug",

@@ -60,7 +60,7 @@ pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Resu
 
 /// Has a request carried out. Returns the last event, or why it failed.
 fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, String>, Failure> {
-    let program = Program::import().map_err(|error| Failure::Runtime(error.to_string()))?;
+    let program = Program::import()?;
     let mut child = start(&program).map_err(Failure::at(format!("start {program}")))?;
     send(&mut child, request).map_err(Failure::at(format!("write to {IMPORT}")))?;
     let last = child.stdout.take().and_then(|stdout| last_event(stdout, show));

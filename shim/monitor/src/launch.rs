@@ -1,7 +1,7 @@
 //! Starting a monitor as a process.
 //!
-//! `husk-monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's session. Once the VM runs or its start has failed, it writes a [`StartReport`] to standard output, as one line of
-//! JSON.
+//! `husk-monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's session.
+//! Once the VM runs or its start has failed, it writes a [`StartReport`] to standard output, as one line of JSON.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,6 +17,7 @@ use tokio::task::spawn_blocking;
 
 /// The configuration of a monitor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MonitorConfig {
     /// The runtime directory ([`crate::state::RuntimeDir::path`]).
     pub runtime_dir: PathBuf,
@@ -83,7 +84,8 @@ pub enum LaunchError {
 /// Maximum length of a report, in bytes. A program that writes more is not a monitor.
 const REPORT_BYTES: u64 = 64 << 10;
 
-/// Executes `command`, `husk-monitor` with its arguments, as the monitor of `config` and waits until the VM runs. Returns the monitor's process id. If the caller dies or drops the future before the report, the VM is ended.
+/// Executes `command`, `husk-monitor` with its arguments, as the monitor of `config` and waits until the VM runs.
+/// Returns the monitor's process id. If the caller dies or drops the future before the report, the VM is ended.
 /// The first poll passes the configuration, and blocks until the monitor has read most of a long one.
 pub async fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
     let mut child = command

@@ -56,7 +56,7 @@ impl Program {
             .ok_or(NotFound { name, variable })
     }
 
-    /// The absolute path: a child may start in another directory.
+    /// The path, absolute unless it is a name for PATH: a child may start in another directory.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         let named_by_directory = self.path.parent().is_some_and(|dir| dir != Path::new(""));
@@ -64,7 +64,7 @@ impl Program {
         absolute.flatten().unwrap_or_else(|| self.path.clone())
     }
 
-    /// The way out if it is another program. Empty if no variable chose it.
+    /// What to do if it is the wrong program. Empty if no variable chose it.
     #[must_use]
     pub fn hint(&self) -> String {
         self.chosen.map_or(String::new(), |(name, variable)| {

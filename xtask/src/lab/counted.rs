@@ -73,8 +73,8 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const FILE_SYSTEM: &str = "\
 truncate -s 1G /image && mke2fs -F /image > /image.log && mount -o loop -t ext4 /image /var/tmp || exit";
 
-/// Part of a processor that a run gets at least: one in so many.
-const WAIT: u32 = 5;
+/// A run may take this many times its limit on the clock: other work may have the rest of the processor.
+const CLOCK_FACTOR: u32 = 5;
 
 const INIT: &str = include_str!("guest/counted-init");
 /// Line that [`INIT`] ends with.
@@ -201,8 +201,8 @@ impl CountedMachine {
     /// Boots the machine, runs `command` in its shell and returns what it wrote.
     ///
     /// # Errors
-    /// The command fails, or takes more processor time of the host than `limit`: with some seeds QEMU executes the same
-    /// VMRUN for ever.
+    /// The command fails, takes more processor time of the host than `limit`, or five times as long on the clock: with
+    /// some seeds QEMU executes the same VMRUN for ever.
     pub fn run(&self, command: &str, seed: u32, limit: Duration) -> Result<String> {
         let run = tempfile::tempdir_in(self.folder.path())?;
         let initrd = run.path().join("initrd");
@@ -221,7 +221,7 @@ impl CountedMachine {
             .spawn()
             .context("cannot start QEMU")?;
         let process = Process::running(child.id().cast_signed());
-        let deadline = Instant::now() + limit * WAIT;
+        let deadline = Instant::now() + limit * CLOCK_FACTOR;
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break Some(status);

@@ -18,8 +18,8 @@ use crate::{doctor, live_vm, output};
 use containerd_settings::Settings;
 use files::FileChange;
 
-/// Programs installed on a node: the shim started by containerd, the VMM started by the shim, this program and the
-/// monitor of its own VMs.
+/// Programs installed on a node: the shim started by containerd, the VMM started by the shim, this program, and the
+/// monitor that its `run` starts.
 const PROGRAMS: [&str; 4] = ["containerd-shim-husk-v2", "husk-vmm", "husk", "husk-monitor"];
 
 /// Namespace of the VMs that containerd runs.

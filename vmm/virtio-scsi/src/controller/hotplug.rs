@@ -55,7 +55,7 @@ impl Controller {
         }
         self.table.insert(unit);
         self.events.post(address, UnitEvent::Added);
-        // The driver's scan takes longest: it begins before the caller and the log have their part of the processor.
+        // Interrupts the driver first: its scan takes longest, and should not wait for the log and the caller.
         self.deliver();
         self.virtqueues.signal();
         self.luns_changed(address.target);

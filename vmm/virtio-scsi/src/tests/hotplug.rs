@@ -45,15 +45,18 @@ fn adding_is_checked_and_idempotent() {
 }
 
 #[test]
-fn the_driver_has_the_event_before_the_caller_has_the_answer() {
+fn the_driver_is_interrupted_before_the_caller_has_the_answer() {
     let (mut guest, file) = Guest::new();
     let disk = open(&file, reporting());
     for lun in 1..100 {
+        guest.event.set_used_event(lun - 1);
+        let before = guest.interrupts.queue();
         guest
             .handle
             .add(unit(&lun.to_string(), at(0, lun), disk.clone()))
             .wait()
             .unwrap();
+        assert!(guest.interrupts.queue() > before, "LUN {lun}");
         let (_, buffer) = guest.event().expect("the event of a unit");
         guest.give(buffer);
     }
