@@ -230,15 +230,13 @@ impl Vm<'_> {
                 .unwrap()
                 .into_inner();
             end(client).await;
-            let mut last = None;
-            while let Some(status) = statuses.message().await.unwrap() {
-                last = Some(status);
-            }
-            let last = last.unwrap();
-            assert!(
-                matches!(last.phase(), Phase::Succeeded | Phase::Failed),
-                "{last:?}"
-            );
+            // The end of the stream may be lost: the monitor ends when it has sent the final status.
+            let last = loop {
+                let status = statuses.message().await.unwrap().expect("a final status");
+                if matches!(status.phase(), Phase::Succeeded | Phase::Failed) {
+                    break status;
+                }
+            };
             // Everything is cleaned up before the final status.
             assert!(!self.dir.path().exists());
             last
