@@ -185,3 +185,14 @@ fn print(report: &StartReport) -> bool {
     let closed = File::open("/dev/null").map(|null| rustix::stdio::dup2_stdout(null).is_ok());
     said.is_ok() && closed.unwrap_or(false)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_of_another_version_is_refused() {
+        let refused = serde_json::from_str::<MonitorConfig>(r#"{"later": 1}"#).unwrap_err();
+        assert!(refused.to_string().contains("unknown field `later`"), "{refused}");
+    }
+}
