@@ -88,7 +88,7 @@ async fn start(
         }
         let launched = launched.and_then(|launched| {
             launched
-                .map_err(|error| StartFailure::Failed(launch_failure(vm, &monitor, follow.command, &error)))
+                .map_err(|error| StartFailure::Failed(launch_failure(vm, &monitor, follow.command, error)))
         });
         if let Err(failure) = launched {
             // A monitor waits for open status streams when it ends.
@@ -172,22 +172,23 @@ impl StartFailure {
     }
 }
 
-fn launch_failure(vm: &VmRef, monitor: &Program, command: &str, error: &LaunchError) -> Failure {
-    eprintln!("error: {vm}: {}", launch_error_text(monitor, command, error));
-    Failure::Ended(match error {
+fn launch_failure(vm: &VmRef, monitor: &Program, command: &str, error: LaunchError) -> Failure {
+    let status = match &error {
         LaunchError::Failed { reason, .. } if reason == "BootFailed" => BOOT_FAILED,
         _ => RUNTIME,
-    })
+    };
+    eprintln!("error: {vm}: {}", launch_error_text(monitor, command, error));
+    Failure::Ended(status)
 }
 
-fn launch_error_text(monitor: &Program, command: &str, error: &LaunchError) -> String {
-    let hint = monitor.hint();
+fn launch_error_text(monitor: &Program, command: &str, error: LaunchError) -> String {
     match error {
-        LaunchError::Failed { message, .. } => one_line(message),
+        LaunchError::Failed { message, .. } => one_line(&message),
         LaunchError::Silent => {
+            let hint = monitor.hint();
             format!("{monitor} ended before the VM ran: `{command} -v` may show the reason{hint}")
         }
-        LaunchError::Spawn(cause) => format!("{monitor} cannot be started: {cause}{hint}"),
+        LaunchError::Spawn(cause) => monitor.not_started(cause).to_string(),
     }
 }
 

@@ -152,3 +152,22 @@ fn sigterm_before_the_vm_runs_is_reported() {
     );
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
+
+#[test]
+fn a_wrong_import_program_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = husk(
+        &root.path().join("run"),
+        &["images", "pull", "registry.example/image:tag"],
+    );
+    command
+        .env("HUSK_DATA_DIR", root.path().join("data"))
+        .env("HUSK_IMPORT", "/nonexistent");
+    let (code, _, stderr) = told(&command.output().unwrap());
+    assert_eq!(code, 1);
+    assert_eq!(
+        stderr,
+        "error: HUSK_IMPORT=/nonexistent cannot be started: No such file or directory: \
+         set HUSK_IMPORT to the path of husk-import, or leave it out\n"
+    );
+}

@@ -61,7 +61,7 @@ pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Resu
 /// Has a request carried out. Returns the last event, or why it failed.
 fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, String>, Failure> {
     let program = Program::import()?;
-    let mut child = start(&program).map_err(Failure::at(format!("start {program}")))?;
+    let mut child = start(&program).map_err(|cause| program.not_started(cause))?;
     send(&mut child, request).map_err(Failure::at(format!("write to {IMPORT}")))?;
     let last = child.stdout.take().and_then(|stdout| last_event(stdout, show));
     let status = child.wait().map_err(Failure::at(format!("wait for {IMPORT}")))?;

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A program of Husk. Displayed with the variable that chose it.
@@ -18,6 +19,15 @@ pub struct Program {
 pub struct NotFound {
     name: &'static str,
     variable: &'static str,
+}
+
+/// A program could not be executed.
+#[derive(Debug, thiserror::Error)]
+#[error("{program} cannot be started: {cause}{}", program.hint())]
+pub struct NotStarted {
+    program: Program,
+    /// Part of the text, before the hint.
+    cause: io::Error,
 }
 
 impl Program {
@@ -64,7 +74,16 @@ impl Program {
         absolute.flatten().unwrap_or_else(|| self.path.clone())
     }
 
-    /// What to do if it is the wrong program. Empty if no variable chose it.
+    /// The error that `cause` kept it from being executed.
+    #[must_use]
+    pub fn not_started(&self, cause: io::Error) -> NotStarted {
+        NotStarted {
+            program: self.clone(),
+            cause,
+        }
+    }
+
+    /// The end of an error text, which tells the user to correct the variable that chose the path. Empty if none did.
     #[must_use]
     pub fn hint(&self) -> String {
         self.chosen.map_or(String::new(), |(name, variable)| {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::program::{NotFound, Program};
+use crate::program::{NotFound, NotStarted};
 
 /// An error of starting a VMM.
 #[derive(Debug, thiserror::Error)]
@@ -11,13 +11,8 @@ pub enum SpawnError {
     #[error(transparent)]
     NotFound(#[from] NotFound),
     /// The kernel refused.
-    #[error("{program} cannot be started: {cause}{}", program.hint())]
-    Exec {
-        /// The program.
-        program: Program,
-        /// The cause. It is part of the text, before the hint.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Exec(#[from] NotStarted),
     /// The VMM's cgroup cannot be opened.
     #[error("the VMM's cgroup cannot be entered")]
     Cgroup(#[source] io::Error),

@@ -63,11 +63,8 @@ impl VmmProcess {
         let fds = Arc::new(FdSender::new(fd_channel)?);
         let entrance = placement.entrance().map_err(SpawnError::Cgroup)?;
         let mut command = command(program, control_theirs.into(), fd_channel_theirs, entrance);
-        let mut child =
-            placement::in_new_pid_namespace(|| command.spawn()).map_err(|cause| SpawnError::Exec {
-                program: program.clone(),
-                cause,
-            })?;
+        let mut child = placement::in_new_pid_namespace(|| command.spawn())
+            .map_err(|cause| program.not_started(cause))?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
         let client = VmmClient::new(connect(control)?);
         Ok(VmmProcess {
