@@ -83,7 +83,7 @@ fn log_to_stderr(verbose: usize) {
     let filter = std::env::var("RUST_LOG")
         .ok()
         .and_then(|filter| filter.parse().ok());
-    let filter: Targets = filter.unwrap_or_else(|| level(verbose));
+    let filter: Targets = filter.unwrap_or_else(|| default_filter(verbose));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         // Internal errors are written to stderr with a macro that panics on failure.
@@ -92,7 +92,7 @@ fn log_to_stderr(verbose: usize) {
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
 }
 
-fn level(verbose: usize) -> Targets {
+fn default_filter(verbose: usize) -> Targets {
     use tracing::level_filters::LevelFilter;
     let (all, own) = match verbose {
         0 => (LevelFilter::INFO, LevelFilter::INFO),
@@ -123,7 +123,7 @@ mod tests {
             (1, Level::DEBUG, Level::INFO),
             (2, Level::TRACE, Level::DEBUG),
         ] {
-            let filter = level(verbose);
+            let filter = default_filter(verbose);
             for level in [Level::INFO, Level::DEBUG, Level::TRACE] {
                 let shown = |target| filter.would_enable(target, &level);
                 assert_eq!(shown("husk_monitor::monitor"), level <= own, "{verbose} {level}");
