@@ -1,6 +1,6 @@
 //! A process that embeds a VM as the containerd shim does, in a pod's environment.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
@@ -13,10 +13,13 @@ use husk_volumes::{PathPolicy, PodMounts, ScratchDir};
 
 use super::fixture::{Fixture, Vm};
 
-/// The process's `main`: `embedded RUNTIME SCRATCH HOTPLUG`, with the plan on standard input.
+/// The process's `main`: `embedded RUNTIME SCRATCH HOTPLUG`, with the plan as a line on standard input. As a shim
+/// does, it outlives the VM: it ends when its standard input has ended too.
 pub fn main(arguments: &[String]) -> ExitCode {
     let [runtime, scratch, hotplug] = [1, 2, 3].map(|at| PathBuf::from(&arguments[at]));
-    let plan: VmPlan = serde_json::from_reader(std::io::stdin()).unwrap();
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let plan: VmPlan = serde_json::from_str(&line).unwrap();
     let tokio = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -41,6 +44,8 @@ pub fn main(arguments: &[String]) -> ExitCode {
         embedded_vm.boot().await.unwrap();
         println!("booted");
         final_status(embedded_vm.vm.status()).await;
+        let ended = || std::io::stdin().read(&mut [0]).unwrap();
+        tokio::task::spawn_blocking(ended).await.unwrap();
     });
     ExitCode::SUCCESS
 }
@@ -57,8 +62,12 @@ pub fn start<'a>(f: &'a Fixture, plan: &VmPlan, hotplug: &std::path::Path) -> (V
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let plan_text = serde_json::to_vec(plan).unwrap();
-    host.stdin.take().unwrap().write_all(&plan_text).unwrap();
+    let plan_line = serde_json::to_string(plan).unwrap() + "\n";
+    host.stdin
+        .as_ref()
+        .unwrap()
+        .write_all(plan_line.as_bytes())
+        .unwrap();
     let mut line = String::new();
     let mut said = BufReader::new(host.stdout.take().unwrap());
     said.read_line(&mut line).unwrap();

@@ -258,8 +258,9 @@ pub fn signal(pid: u32, signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(pid, signal);
 }
 
-/// Waits for the exit of a monitor that is a child of this process.
+/// Ends the standard input of a monitor that is a child of this process, and waits for its exit.
 pub fn exit_of(monitor: &mut Child) -> ExitStatus {
+    drop(monitor.stdin.take());
     let mut status = None;
     eventually("the monitor ends", || {
         status = monitor.try_wait().unwrap();
