@@ -4,6 +4,7 @@
 //! header and data; the writable ones are data and, last, the status.
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::access;
 use husk_devices::virtio::chain::{self, Segment};
 use husk_devices::virtio::dma::{HostRange, joined_host_ranges};
 use husk_disk::{IoBuffer, IoRequest, SECTOR};
@@ -12,8 +13,8 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
-use virtio_queue::{DescriptorChain, Queue};
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
+use virtio_queue::Queue;
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend};
 
 /// Bytes of a serial number (section 5.2.6).
 pub(crate) const SERIAL_LEN: usize = 20;
@@ -85,19 +86,9 @@ pub(crate) struct RequestLimits {
 }
 
 impl RequestLayout {
-    /// Parses `chain`. On success it has a writable status byte.
-    pub fn parse(
-        &mut self,
-        mem: &GuestMemMmap,
-        chain: DescriptorChain<&GuestMemMmap>,
-    ) -> Result<(), RequestError> {
-        chain::segments(chain, &mut self.readable, &mut self.writable)?;
-        self.find_status(mem)
-    }
-
-    /// As [`RequestLayout::parse`], of a chain that was taken from the ring of `queue` earlier.
-    pub fn parse_at(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16) -> Result<(), RequestError> {
-        chain::segments_at(queue, head, mem, &mut self.readable, &mut self.writable)?;
+    /// Parses the chain at `head` of `queue`. On success it has a writable status byte.
+    pub fn parse(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16) -> Result<(), RequestError> {
+        chain::segments(queue, head, mem, &mut self.readable, &mut self.writable)?;
         self.find_status(mem)
     }
 
@@ -193,8 +184,7 @@ impl RequestLayout {
         let mut rest = &limits.serial[..];
         for segment in &self.writable {
             let (now, later) = rest.split_at(rest.len().min(segment.len as usize));
-            mem.write_slice(now, segment.address)
-                .map_err(|_| BlkStatus::IoError)?;
+            access::write(mem, segment.address, now).map_err(|_| BlkStatus::IoError)?;
             rest = later;
         }
         Ok(Action::Finish(BlkStatus::Ok, (SERIAL_LEN - rest.len()) as u32))
@@ -223,8 +213,7 @@ impl RequestLayout {
         let mut used_up = 0;
         for segment in &mut self.readable {
             let (now, later) = rest.split_at_mut(rest.len().min(segment.len as usize));
-            mem.read_slice(now, segment.address)
-                .map_err(|_| BlkStatus::IoError)?;
+            access::read(mem, segment.address, now).map_err(|_| BlkStatus::IoError)?;
             segment.len -= now.len() as u32;
             segment.address = GuestAddress(segment.address.0.wrapping_add(now.len() as u64));
             used_up += usize::from(segment.len == 0);

@@ -120,7 +120,7 @@ impl Port {
                 return Ok(PassOutcome { used, again: false });
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            chain::segments(&active.queue, head, mem, &mut readable, &mut writable).map_err(broken)?;
             if !self.send(mem, &readable, &mut budget)? {
                 active.queue.go_to_previous_position();
                 let again = self.writable;
@@ -198,7 +198,7 @@ impl Port {
             };
             self.notify_receive(active, mem, false)?;
             let head = chain.head_index();
-            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            chain::segments(&active.queue, head, mem, &mut readable, &mut writable).map_err(broken)?;
             let room = room(&writable).min(CHUNK as u64) as usize;
             if room == 0 {
                 return Err("receive buffer without space".into());

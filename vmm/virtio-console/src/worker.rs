@@ -168,7 +168,7 @@ impl ConsoleWorker {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            chain::segments(&active.queue, head, mem, &mut readable, &mut writable).map_err(broken)?;
             let mut message = [0; MESSAGE_LEN];
             // A shorter message is ignored.
             if gather(mem, &readable, &mut message)? == MESSAGE_LEN
@@ -200,7 +200,7 @@ impl ConsoleWorker {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            chain::segments(&active.queue, head, mem, &mut readable, &mut writable).map_err(broken)?;
             if room(&writable) < message.len() as u64 {
                 return Err(format!("buffer with less than {} bytes", message.len()));
             }

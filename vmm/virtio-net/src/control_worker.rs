@@ -157,7 +157,7 @@ impl ControlWorker {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            chain::segments(&active.queue, head, &mem, &mut readable, &mut writable).map_err(broken)?;
             self.answer(&mem, &readable, &writable, throttle)?;
             active.queue.add_used(&*mem, head, 1).map_err(broken)?;
             used = true;

@@ -80,7 +80,7 @@ impl RxBuffers {
                 return Ok(false);
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+            chain::segments(queue, head, mem, &mut self.readable, &mut self.writable).map_err(broken)?;
             if !self.push(mem, head)? {
                 queue.go_to_previous_position();
                 break;

@@ -65,7 +65,7 @@ impl Transmitter {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+            chain::segments(queue, head, mem, &mut self.readable, &mut self.writable).map_err(broken)?;
             match self.send(tap, mem) {
                 Ok(Sent::Full) => {
                     queue.go_to_previous_position();

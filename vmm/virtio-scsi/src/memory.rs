@@ -1,15 +1,11 @@
 //! Data-out and data-in buffers: lists of unchecked segments of guest memory.
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::access::{self, OutsideMemory};
 use husk_devices::virtio::chain::Segment;
 use husk_devices::virtio::dma::joined_host_ranges;
 use husk_disk::IoBuffer;
-use vm_memory::{Bytes, GuestAddress};
-
-/// A segment is not in guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("buffer outside of guest memory")]
-pub(crate) struct OutsideGuestMemory;
+use vm_memory::GuestAddress;
 
 /// Total length of `segments` in bytes.
 pub(crate) fn len(segments: &[Segment]) -> u64 {
@@ -63,32 +59,26 @@ pub(crate) fn read(
     segments: &[Segment],
     offset: u64,
     bytes: &mut [u8],
-) -> Result<(), OutsideGuestMemory> {
+) -> Result<(), OutsideMemory> {
     let mut rest = &mut *bytes;
     for segment in part(segments, offset, rest.len() as u64) {
         let (now, later) = rest.split_at_mut(segment.len as usize);
-        mem.read_slice(now, segment.address)
-            .map_err(|_| OutsideGuestMemory)?;
+        access::read(mem, segment.address, now)?;
         rest = later;
     }
     if rest.is_empty() {
         Ok(())
     } else {
-        Err(OutsideGuestMemory)
+        Err(OutsideMemory)
     }
 }
 
 /// Writes `bytes` to the start of the segments, as far as they fit. Returns the number of bytes written.
-pub(crate) fn write(
-    mem: &GuestMemMmap,
-    segments: &[Segment],
-    bytes: &[u8],
-) -> Result<usize, OutsideGuestMemory> {
+pub(crate) fn write(mem: &GuestMemMmap, segments: &[Segment], bytes: &[u8]) -> Result<usize, OutsideMemory> {
     let mut rest = bytes;
     for segment in part(segments, 0, bytes.len() as u64) {
         let (now, later) = rest.split_at(segment.len as usize);
-        mem.write_slice(now, segment.address)
-            .map_err(|_| OutsideGuestMemory)?;
+        access::write(mem, segment.address, now)?;
         rest = later;
     }
     Ok(bytes.len() - rest.len())
@@ -101,26 +91,21 @@ pub(crate) fn map(
     offset: u64,
     len: u64,
     buffers: &mut Vec<IoBuffer>,
-) -> Result<(), OutsideGuestMemory> {
+) -> Result<(), OutsideMemory> {
     buffers.clear();
     let mut mapped = 0;
     joined_host_ranges(mem, part(segments, offset, len), |range| {
         mapped += range.len as u64;
         buffers.push(IoBuffer::new(range.start, range.len));
-    })
-    .map_err(|_| OutsideGuestMemory)?;
-    if mapped == len {
-        Ok(())
-    } else {
-        Err(OutsideGuestMemory)
-    }
+    })?;
+    if mapped == len { Ok(()) } else { Err(OutsideMemory) }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use vm_memory::GuestAddressSpace;
+    use vm_memory::{Bytes, GuestAddressSpace};
 
     use super::*;
 

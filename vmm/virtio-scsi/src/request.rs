@@ -4,11 +4,12 @@
 //! buffer, the writable bytes are response and data-in buffer.
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::access::OutsideMemory;
 use husk_devices::virtio::chain::{self, Segment};
-use virtio_queue::{DescriptorChain, Queue};
+use virtio_queue::Queue;
 
 use crate::config::Sizes;
-use crate::memory::{self, OutsideGuestMemory};
+use crate::memory;
 use crate::target::DeliveryFailure;
 
 /// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
@@ -31,7 +32,7 @@ pub(crate) enum MalformedRequest {
     #[error("a request without room for its response")]
     NoResponseBuffer,
     #[error(transparent)]
-    OutsideGuestMemory(#[from] OutsideGuestMemory),
+    OutsideMemory(#[from] OutsideMemory),
 }
 
 /// Values of the `response` field.
@@ -123,26 +124,16 @@ impl ResponseFields<'_> {
 }
 
 impl RequestChain {
-    /// Splits `chain` into its parts, except the header. Afterwards there is room for a response.
+    /// Splits the chain at `head` of `queue` into its parts, except the header. Afterwards there is room for a
+    /// response.
     pub fn parse(
-        &mut self,
-        mem: &GuestMemMmap,
-        chain: DescriptorChain<&GuestMemMmap>,
-        sizes: Sizes,
-    ) -> Result<(), MalformedRequest> {
-        chain::segments(chain, &mut self.data_out, &mut self.data_in)?;
-        self.split_response(mem, sizes)
-    }
-
-    /// As [`RequestChain::parse`], of a chain that was taken from the ring of `queue` earlier.
-    pub fn parse_at(
         &mut self,
         mem: &GuestMemMmap,
         queue: &Queue,
         head: u16,
         sizes: Sizes,
     ) -> Result<(), MalformedRequest> {
-        chain::segments_at(queue, head, mem, &mut self.data_out, &mut self.data_in)?;
+        chain::segments(queue, head, mem, &mut self.data_out, &mut self.data_in)?;
         self.split_response(mem, sizes)
     }
 
@@ -156,11 +147,7 @@ impl RequestChain {
             use vm_memory::GuestMemoryBackend;
             mem.check_range(s.address, s.len as usize)
         });
-        if there {
-            Ok(())
-        } else {
-            Err(OutsideGuestMemory.into())
-        }
+        if there { Ok(()) } else { Err(OutsideMemory.into()) }
     }
 
     /// Takes the header off the data-out buffer. `None` if it is too short.
@@ -188,7 +175,7 @@ impl RequestChain {
         reply: &ResponseFields<'_>,
         data: &[u8],
         filled: u64,
-    ) -> Result<u32, OutsideGuestMemory> {
+    ) -> Result<u32, OutsideMemory> {
         let mut bytes = [0; WRITTEN];
         let sense = &reply.sense[..reply.sense.len().min(WRITTEN - RESPONSE_LEN)];
         let room = memory::len(&self.response);

@@ -53,7 +53,14 @@ impl PacketQueues {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+            chain::segments(
+                &self.transmit.queue,
+                head,
+                &mem,
+                &mut self.readable,
+                &mut self.writable,
+            )
+            .map_err(broken)?;
             if let Some(header) = self.read_packet(&mem)? {
                 let payload = self.packet.get(HEADER_LEN..HEADER_LEN + header.len as usize);
                 connections.take(&header, payload, now);
@@ -75,7 +82,7 @@ impl PacketQueues {
             return Ok(false);
         };
         let head = chain.head_index();
-        chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+        chain::segments(&events.queue, head, &mem, &mut self.readable, &mut self.writable).map_err(broken)?;
         let bytes = id.to_le_bytes();
         let room: u64 = self.writable.iter().map(|segment| u64::from(segment.len)).sum();
         if room < bytes.len() as u64 {
@@ -128,7 +135,14 @@ impl PacketQueues {
                 break;
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+            chain::segments(
+                &self.receive.queue,
+                head,
+                &mem,
+                &mut self.readable,
+                &mut self.writable,
+            )
+            .map_err(broken)?;
             let room: u64 = self.writable.iter().map(|segment| u64::from(segment.len)).sum();
             let room = room.min(HEADER_LEN as u64 + u64::from(BUFFER)) as usize;
             if room <= HEADER_LEN {

@@ -6,16 +6,14 @@
 
 use std::ops::Deref;
 
+use vm_memory::GuestAddress;
 use vm_memory::bitmap::Bitmap;
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend};
 
+use super::access;
 use super::chain::Segment;
 use crate::GuestMemMmap;
 
-/// A segment, or a part of one, is not backed by guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a buffer outside of guest memory")]
-pub struct OutsideMemory;
+pub use super::access::OutsideMemory;
 
 /// Contiguous guest memory as this process and the kernel address it.
 ///
@@ -48,13 +46,12 @@ pub fn host_ranges(
     mut each: impl FnMut(GuestAddress, HostRange),
 ) -> Result<(), OutsideMemory> {
     let mut address = segment.address;
-    for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
-        let slice = slice.map_err(|_| OutsideMemory)?;
+    access::slices(mem, segment.address, segment.len as usize, |slice| {
         let (start, len) = (slice.ptr_guard_mut().as_ptr(), slice.len());
         each(address, HostRange { start, len });
-        address = address.checked_add(len as u64).ok_or(OutsideMemory)?;
-    }
-    Ok(())
+        // The end of the last slice is the end of memory at most.
+        address = GuestAddress(address.0.wrapping_add(len as u64));
+    })
 }
 
 /// Calls `each` with the host ranges of all `segments` in order, with neighbours joined into one range.
@@ -153,11 +150,9 @@ where
             let len = left.min(segment.len.into());
             left -= len;
             // A range outside of memory has no pages; the kernel was never given it.
-            for slice in
-                GuestMemoryBackend::get_slices(&**mem, segment.address, len as usize).map_while(Result::ok)
-            {
+            let _ = access::slices(mem, segment.address, len as usize, |slice| {
                 slice.bitmap().mark_dirty(0, slice.len());
-            }
+            });
             if left == 0 {
                 break;
             }
@@ -181,7 +176,7 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
-    use vm_memory::{GuestAddressSpace, GuestMemoryRegion};
+    use vm_memory::{Address, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
     use super::*;
     use crate::virtio::testing::memory;

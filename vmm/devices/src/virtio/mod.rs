@@ -13,6 +13,7 @@ use crate::GuestMem;
 use crate::component::{ComponentState, RestoreError, SaveError};
 use crate::page_log::PageLog;
 
+pub mod access;
 pub mod balloon;
 pub mod chain;
 pub mod config_space;

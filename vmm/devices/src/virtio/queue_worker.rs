@@ -148,7 +148,8 @@ impl<H: RequestHandler> QueueServer<H> {
                 break;
             };
             let head = chain.head_index();
-            segments(chain, &mut self.readable, &mut self.writable).map_err(|e| broken(&e))?;
+            segments(&active.queue, head, &mem, &mut self.readable, &mut self.writable)
+                .map_err(|e| broken(&e))?;
             let written = self.handler.handle(index, &mem, &self.readable, &self.writable);
             let written = written.map_err(|e| broken(&e))?;
             active

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_devices::sched_policy::SchedPolicy;
-use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
+use husk_devices::virtio::{ActiveQueue, VirtioInterrupt, access};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Disk, SECTOR};
 use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -138,13 +138,13 @@ impl QueueWorker {
             if !self.queue_io.has_room() {
                 break;
             }
-            let chain = self.queue.queue.iter(&*mem).map_err(broken)?.next();
-            let Some(chain) = chain else {
+            let queue = &mut self.queue.queue;
+            let Some(chain) = queue.iter(&*mem).map_err(broken)?.next() else {
                 exhausted = true;
                 break;
             };
             let head = chain.head_index();
-            self.layout.parse(&mem, chain).map_err(broken)?;
+            self.layout.parse(&mem, queue, head).map_err(broken)?;
             self.start(head, &mem)?;
             found += 1;
         }
@@ -166,7 +166,7 @@ impl QueueWorker {
         let mem = self.context.mem.memory().into_inner();
         for head in self.queue_io.take_restored() {
             let queue = &self.queue.queue;
-            self.layout.parse_at(&mem, queue, head).map_err(broken)?;
+            self.layout.parse(&mem, queue, head).map_err(broken)?;
             self.start(head, &mem)?;
         }
         Ok(())
@@ -240,7 +240,7 @@ impl QueueWorker {
         status: BlkStatus,
         len: u32,
     ) -> Result<(), DeviceError> {
-        mem.write_obj(status as u8, at).map_err(broken)?;
+        access::write(mem, at, &[status as u8]).map_err(broken)?;
         self.queue.queue.add_used(mem, head, len).map_err(broken)?;
         self.unsignalled = true;
         Ok(())

@@ -9,7 +9,7 @@ use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory, wait_for}
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::testing::{BackendScript, CallKind, RecordedCall};
 use husk_disk::{DiskOptions, ErrorPolicy};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;

@@ -73,7 +73,8 @@ impl Controller {
                 return queue.enable_notification(&**mem).map_err(|e| broken(&e));
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(|e| broken(&e))?;
+            chain::segments(queue, head, mem, &mut self.readable, &mut self.writable)
+                .map_err(|e| broken(&e))?;
             self.control(head, mem)?;
         }
         Ok(true)

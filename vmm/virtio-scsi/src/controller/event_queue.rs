@@ -43,7 +43,8 @@ impl Controller {
                 return Ok(());
             };
             let head = chain.head_index();
-            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(|e| broken(&e))?;
+            chain::segments(queue, head, mem, &mut self.readable, &mut self.writable)
+                .map_err(|e| broken(&e))?;
             if memory::len(&self.writable) < EVENT_SIZE as u64 {
                 return Err("a buffer without room for an event".into());
             }

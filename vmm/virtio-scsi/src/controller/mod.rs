@@ -341,7 +341,7 @@ impl Controller {
                 return queue.enable_notification(&**mem).map_err(|e| broken(&e));
             };
             let head = chain.head_index();
-            let parsed = self.parsed.parse(mem, chain, sizes);
+            let parsed = self.parsed.parse(mem, queue, head, sizes);
             parsed.map_err(|e| broken(&e))?;
             let begun = self.command((index, head), mem, sizes);
             begun.map_err(|e| broken(&e))?;

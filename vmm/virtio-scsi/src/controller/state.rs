@@ -298,7 +298,7 @@ impl Controller {
         let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
         let vq = self.virtqueues.queue(index);
         let queue = &vq.ok_or_else(|| broken(&"it is not enabled"))?.active.queue;
-        let parsed = self.parsed.parse_at(mem, queue, head, sizes);
+        let parsed = self.parsed.parse(mem, queue, head, sizes);
         parsed.map_err(|e| broken(&e))?;
         self.command((index, head), mem, sizes).map_err(|e| broken(&e))
     }

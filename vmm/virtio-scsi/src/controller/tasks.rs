@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::access::OutsideMemory;
 use husk_disk::{IoBuffer, IoCompletion, IoRequest};
 
 use super::Controller;
 use crate::address::LunField;
 use crate::config::Sizes;
-use crate::memory::{self, OutsideGuestMemory};
+use crate::memory;
 use crate::request::{CommandHeader, HEAD_OF_QUEUE, ORDERED, RequestChain, ResponseCode, ResponseFields};
 use crate::target::{self, DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step, absent};
 use crate::task_slots::{SlotUse, TaskSlot};
@@ -41,7 +42,7 @@ impl Controller {
         from: (u16, u16),
         mem: &Arc<GuestMemMmap>,
         sizes: Sizes,
-    ) -> Result<(), OutsideGuestMemory> {
+    ) -> Result<(), OutsideMemory> {
         let header = self.parsed.header(mem, sizes);
         let data_out = memory::len(&self.parsed.data_out);
         let data_in = memory::len(&self.parsed.data_in);
@@ -76,7 +77,7 @@ impl Controller {
         (queue, head): (u16, u16),
         mem: &GuestMemMmap,
         outcome: &RequestOutcome,
-    ) -> Result<(), OutsideGuestMemory> {
+    ) -> Result<(), OutsideMemory> {
         let len = write(mem, &self.parsed, outcome, false)?;
         self.virtqueues.used(queue, mem, head, len);
         Ok(())
@@ -368,7 +369,7 @@ fn write(
     chain: &RequestChain,
     outcome: &RequestOutcome,
     filled: bool,
-) -> Result<u32, OutsideGuestMemory> {
+) -> Result<u32, OutsideMemory> {
     let data_in = memory::len(&chain.data_in);
     let all = data_in + memory::len(&chain.data_out);
     match outcome {
