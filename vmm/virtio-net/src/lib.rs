@@ -25,7 +25,6 @@ mod tap;
 pub mod testing;
 mod tx;
 mod tx_coalescing;
-mod used_batch;
 mod vhost;
 
 #[cfg(test)]

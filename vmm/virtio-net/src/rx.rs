@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::ActiveQueue;
+use husk_devices::virtio::used_batch::UsedBatch;
 use virtio_queue::{Queue, QueueT};
 
 use crate::counters::Counters;
@@ -16,7 +17,6 @@ use crate::header::{ETHERNET_LEN, HEADER_LEN, MAX_FRAME, NUM_BUFFERS_OFFSET, VLA
 use crate::pass::{BATCH, PassOutcome};
 use crate::rx_buffers::{DeviceError, RxBuffers, broken};
 use crate::tap::Tap;
-use crate::used_batch::UsedBatch;
 
 /// Bytes of the spill buffer: a header, a frame, and one byte that only an oversized frame fills.
 const SPILL: usize = HEADER_LEN + MAX_FRAME + 1;

@@ -6,6 +6,7 @@ use husk_devices::GuestMemMmap;
 use husk_devices::virtio::ActiveQueue;
 use husk_devices::virtio::chain::{self, Segment};
 use husk_devices::virtio::dma::host_ranges;
+use husk_devices::virtio::used_batch::UsedBatch;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes};
 
@@ -14,7 +15,6 @@ use crate::header::{FrameError, HEADER_LEN, Header};
 use crate::pass::{BATCH, PassOutcome};
 use crate::rx_buffers::{DeviceError, MAX_SLICES, broken};
 use crate::tap::Tap;
-use crate::used_batch::UsedBatch;
 
 /// The sending half of a pair.
 pub(crate) struct Transmitter {

@@ -9,11 +9,11 @@
 use std::time::Duration;
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::used_batch::needs_notification;
 use virtio_queue::{Queue, QueueT};
 
 use crate::pass::{PassOutcome, SHORT_FRAME_BYTES};
 use crate::rx_buffers::{DeviceError, broken};
-use crate::used_batch::needs_notification;
 
 /// Longest delay of an interrupt on an idle device.
 pub(crate) const MAX_DELAY: Duration = Duration::from_millis(5);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use husk_devices::virtio::used_batch::UsedBatch;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
 use virtio_queue::QueueT;
@@ -39,8 +40,16 @@ pub(crate) struct Virtqueue {
     pub active: ActiveQueue,
     /// It may hold requests.
     pub ready: bool,
-    /// The used ring grew since the last interrupt.
+    used: UsedBatch,
+    /// The driver wants an interrupt for entries that were published.
     unsignalled: bool,
+}
+
+impl Virtqueue {
+    fn publish(&mut self, mem: &GuestMemMmap) -> Result<(), virtio_queue::Error> {
+        self.unsignalled |= self.used.publish(mem, &mut self.active.queue)?;
+        Ok(())
+    }
 }
 
 /// All virtqueues of the driver.
@@ -67,6 +76,7 @@ impl Virtqueues {
         let vq = |active| Virtqueue {
             active,
             ready: true,
+            used: UsedBatch::default(),
             unsignalled: false,
         };
         Self {
@@ -93,30 +103,46 @@ impl Virtqueues {
         !self.broken && self.queues.iter().any(|vq| vq.ready)
     }
 
-    /// Returns a chain to the driver, if it still exists.
+    /// Returns a chain to the driver, if it still exists. The driver sees it after [`Virtqueues::publish`].
     pub fn used(&mut self, queue: u16, mem: &GuestMemMmap, head: u16, len: u32) {
         let broken = self.broken;
         let Some(vq) = self.queue(queue).filter(|_| !broken) else {
             return;
         };
-        vq.unsignalled = true;
-        if let Err(error) = vq.active.queue.add_used(mem, head, len) {
+        let mut staged = vq.used.stage(mem, &vq.active.queue, head, len);
+        // A driver that makes a buffer available again before it is used can have more requests than entries.
+        if staged.is_ok() && vq.used.len() == vq.active.queue.size() {
+            staged = vq.publish(mem);
+        }
+        if let Err(error) = staged {
             self.fail(&error);
         }
     }
 
-    /// Sends one interrupt for every queue whose used ring grew.
-    pub fn signal(&mut self) {
-        let Some((mem, interrupt)) = &self.link else {
+    /// Shows the driver the chains that were returned so far.
+    pub fn publish(&mut self) {
+        let Some((mem, _)) = self.link.as_ref().filter(|_| !self.broken) else {
             return;
         };
         let mut memory = None;
+        // The control queue last: once the driver sees that a task management function has ended, it expects the
+        // answers of the tasks that it aborted in their queues.
+        let mut staged = self.queues.iter_mut().rev().filter(|vq| !vq.used.is_empty());
+        let published = staged.try_for_each(|vq| vq.publish(memory.get_or_insert_with(|| mem.memory())));
+        if let Err(error) = published {
+            self.fail(&error);
+        }
+    }
+
+    /// Publishes, and sends one interrupt for every queue whose driver wants one.
+    pub fn signal(&mut self) {
+        self.publish();
+        let Some((_, interrupt)) = &self.link else {
+            return;
+        };
         for vq in &mut self.queues {
             if std::mem::take(&mut vq.unsignalled) {
-                let memory = memory.get_or_insert_with(|| mem.memory());
-                if vq.active.needs_notification(memory) {
-                    interrupt.signal_queue(vq.active.index);
-                }
+                interrupt.signal_queue(vq.active.index);
             }
         }
     }

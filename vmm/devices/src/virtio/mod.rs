@@ -23,6 +23,7 @@ pub mod rng;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod transport;
+pub mod used_batch;
 
 /// A virtio device model without its transport.
 pub trait VirtioDevice: Send {

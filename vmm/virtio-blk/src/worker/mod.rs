@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_devices::sched_policy::SchedPolicy;
+use husk_devices::virtio::used_batch::UsedBatch;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt, access};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Disk, SECTOR};
@@ -48,7 +49,8 @@ pub(crate) struct QueueWorker {
     context: WorkerContext,
     /// Limits during this pass.
     limits: RequestLimits,
-    /// The used ring grew since the last interrupt.
+    used: UsedBatch,
+    /// The driver wants an interrupt for entries that were published.
     unsignalled: bool,
     sched_policy: SchedPolicy,
     /// A failure of the disk was logged.
@@ -63,6 +65,7 @@ impl QueueWorker {
             layout: RequestLayout::default(),
             limits: context.limits,
             context,
+            used: UsedBatch::default(),
             unsignalled: false,
             sched_policy: SchedPolicy::default(),
             reported: false,
@@ -151,7 +154,7 @@ impl QueueWorker {
         self.sched_policy.record_pass(found);
         self.kick()?;
         self.reap()?;
-        self.signal(&mem);
+        self.signal();
         if exhausted {
             self.queue.queue.enable_notification(&*mem).map_err(broken)
         } else {
@@ -199,6 +202,10 @@ impl QueueWorker {
         while let Some(finished) = self.queue_io.complete() {
             self.finish(finished)?;
         }
+        if !self.used.is_empty() {
+            let mem = self.context.mem.memory();
+            self.publish(&mem)?;
+        }
         // Submits requests that the engine could not submit before, and reports its failure.
         self.kick()?;
         if let Some(error) = self.queue_io.take_io_stop() {
@@ -241,13 +248,24 @@ impl QueueWorker {
         len: u32,
     ) -> Result<(), DeviceError> {
         access::write(mem, at, &[status as u8]).map_err(broken)?;
-        self.queue.queue.add_used(mem, head, len).map_err(broken)?;
-        self.unsignalled = true;
+        let queue = &self.queue.queue;
+        self.used.stage(mem, queue, head, len).map_err(broken)?;
+        // A driver that makes a buffer available again before it is used can have more requests than entries.
+        if self.used.len() == queue.size() {
+            self.publish(mem)?;
+        }
         Ok(())
     }
 
-    fn signal(&mut self, mem: &GuestMemMmap) {
-        if std::mem::take(&mut self.unsignalled) && self.queue.needs_notification(mem) {
+    /// Shows the driver the answers so far.
+    fn publish(&mut self, mem: &GuestMemMmap) -> Result<(), DeviceError> {
+        let wanted = self.used.publish(mem, &mut self.queue.queue).map_err(broken)?;
+        self.unsignalled |= wanted;
+        Ok(())
+    }
+
+    fn signal(&mut self) {
+        if std::mem::take(&mut self.unsignalled) {
             self.context.interrupt.signal_queue(self.queue.index);
         }
     }
@@ -259,8 +277,7 @@ impl QueueWorker {
             let reaped = self.reap();
             self.kick()?;
             if !self.queue_io.engine().is_busy() {
-                let mem = self.context.mem.memory();
-                self.signal(&mem);
+                self.signal();
                 return Ok(());
             }
             if reaped.is_ok() {

@@ -290,6 +290,7 @@ impl Controller {
             }
             self.kick()?;
         }
+        self.virtqueues.publish();
         while let Some(stopped) = self.engine.take_stopped() {
             let unit = self
                 .table

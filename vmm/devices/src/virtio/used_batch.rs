@@ -1,11 +1,13 @@
-//! Batched updates of the used ring. The driver sees all buffers of one frame at once, as virtio 1.2 requires
-//! (section 5.1.6.4), and the index is written once per batch.
+//! Batched updates of the used ring: the index is written once per batch, so that the driver sees all its entries at
+//! once. virtio 1.2 requires that of the buffers of one network frame (section 5.1.6.4).
 
 use std::sync::atomic::{Ordering, fence};
 
-use husk_devices::GuestMemMmap;
 use virtio_queue::{Error, Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+use super::access;
+use crate::GuestMemMmap;
 
 /// Offset of the entries of a ring, after its flags and its index.
 const ENTRIES: u64 = 4;
@@ -16,27 +18,41 @@ const NO_INTERRUPT: u16 = 1;
 
 /// Entries of one used ring that are written but not yet published.
 #[derive(Debug, Default)]
-pub(crate) struct UsedBatch {
+pub struct UsedBatch {
     staged: u16,
 }
 
 impl UsedBatch {
     /// Number of entries not yet published.
+    #[must_use]
     pub fn len(&self) -> u16 {
         self.staged
     }
 
+    /// True if all entries are published.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.staged == 0
+    }
+
     /// Writes an entry after the staged ones, of which there are fewer than entries in the queue.
+    ///
+    /// # Errors
+    /// The ring is not in guest memory.
     pub fn stage(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16, len: u32) -> Result<(), Error> {
         let place = queue.next_used().wrapping_add(self.staged) % queue.size();
         let entry = u64::from(len) << 32 | u64::from(head);
         let at = address(queue.used_ring(), ENTRIES + USED_ENTRY * u64::from(place))?;
-        mem.write_obj(entry.to_le(), at).map_err(memory)?;
+        access::write(mem, at, &entry.to_le_bytes())
+            .map_err(|_| memory(GuestMemoryError::InvalidGuestAddress(at)))?;
         self.staged += 1;
         Ok(())
     }
 
     /// Publishes the staged entries. Returns true if the driver wants an interrupt (section 2.7.7.2).
+    ///
+    /// # Errors
+    /// A ring is not in guest memory.
     pub fn publish(&mut self, mem: &GuestMemMmap, queue: &mut Queue) -> Result<bool, Error> {
         let added = std::mem::take(&mut self.staged);
         if added == 0 {
@@ -58,12 +74,10 @@ impl UsedBatch {
 
 /// True if the driver wants an interrupt for the used entries from `since` to `until`, by the event index (section
 /// 2.7.7.2).
-pub(crate) fn needs_notification(
-    mem: &GuestMemMmap,
-    queue: &Queue,
-    since: u16,
-    until: u16,
-) -> Result<bool, Error> {
+///
+/// # Errors
+/// The ring of the driver is not in guest memory.
+pub fn needs_notification(mem: &GuestMemMmap, queue: &Queue, since: u16, until: u16) -> Result<bool, Error> {
     let event = available(mem, queue, ENTRIES + 2 * u64::from(queue.size()))?;
     Ok(until.wrapping_sub(event).wrapping_sub(1) < until.wrapping_sub(since))
 }
@@ -80,16 +94,16 @@ fn address(ring: u64, offset: u64) -> Result<GuestAddress, Error> {
         .ok_or(Error::AddressOverflow)
 }
 
-fn memory(error: vm_memory::GuestMemoryError) -> Error {
+fn memory(error: GuestMemoryError) -> Error {
     Error::GuestMemory(error)
 }
 
 #[cfg(test)]
 mod tests {
-    use husk_devices::virtio::testing::{Driver, memory};
     use vm_memory::GuestAddressSpace;
 
     use super::*;
+    use crate::virtio::testing::{Driver, memory};
 
     #[test]
     fn a_batch_is_published_at_once() {
