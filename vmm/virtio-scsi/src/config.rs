@@ -30,7 +30,7 @@ const CDB_SIZE: u64 = 24;
 /// The field sizes that the driver may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Bytes of a request's CDB field, at most [`Sizes::MAX_CDB`].
+    /// Bytes of a request's CDB field.
     pub cdb: u8,
     /// Bytes of a response's sense field.
     pub sense: u16,
@@ -42,9 +42,6 @@ impl Sizes {
         cdb: VIRTIO_SCSI_CDB_DEFAULT_SIZE as u8,
         sense: VIRTIO_SCSI_SENSE_DEFAULT_SIZE as u16,
     };
-
-    /// See [`Sizes::cdb`].
-    pub const MAX_CDB: usize = u8::MAX as usize;
 
     /// Handles a driver's write to configuration space. Ignores impossible sizes; the driver sees that when it reads
     /// them back.

@@ -36,6 +36,11 @@ pub(crate) fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator
 /// Moves the first `len` bytes of `segments` to `front`. Returns true if there were as many.
 pub(crate) fn split(segments: &mut Vec<Segment>, len: u64, front: &mut Vec<Segment>) -> bool {
     front.clear();
+    // As nearly all drivers lay them out.
+    if segments.first().is_some_and(|first| u64::from(first.len) == len) {
+        front.push(segments.remove(0));
+        return true;
+    }
     front.extend(part(segments, 0, len));
     let mut left = len;
     let mut gone = 0;

@@ -10,7 +10,7 @@ use virtio_queue::Queue;
 
 use crate::config::Sizes;
 use crate::memory;
-use crate::target::DeliveryFailure;
+use crate::target::{DeliveryFailure, LONGEST_CDB};
 
 /// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
 const HEADER_LEN: usize = 19;
@@ -81,11 +81,12 @@ pub(crate) struct CommandHeader {
     /// Identifier from the driver.
     pub id: u64,
     pub attribute: u8,
-    bytes: [u8; HEADER_LEN + Sizes::MAX_CDB],
+    bytes: [u8; HEADER_LEN + LONGEST_CDB],
     end: usize,
 }
 
 impl CommandHeader {
+    /// The CDB field as far as commands use it.
     pub fn cdb(&self) -> &[u8] {
         &self.bytes[HEADER_LEN..self.end]
     }
@@ -152,11 +153,12 @@ impl RequestChain {
 
     /// Takes the header off the data-out buffer. `None` if it is too short.
     pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<CommandHeader> {
-        let mut bytes = [0; HEADER_LEN + Sizes::MAX_CDB];
-        let end = HEADER_LEN + usize::from(sizes.cdb);
-        if !memory::split(&mut self.data_out, end as u64, &mut self.header) {
+        let mut bytes = [0; HEADER_LEN + LONGEST_CDB];
+        let len = HEADER_LEN + usize::from(sizes.cdb);
+        if !memory::split(&mut self.data_out, len as u64, &mut self.header) {
             return None;
         }
+        let end = len.min(bytes.len());
         memory::read(mem, &self.header, 0, &mut bytes[..end]).ok()?;
         Some(CommandHeader {
             lun: std::array::from_fn(|i| bytes[i]),

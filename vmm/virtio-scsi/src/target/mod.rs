@@ -57,6 +57,7 @@ mod verify;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cdb::MAX as LONGEST_CDB;
 pub use logical_unit::{LogicalUnit, RemovalPrevented};
 pub use passthrough_device::{
     CommandResult, DeliveryFailure, PassthroughCommand, PassthroughData, PassthroughDevice,
