@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let plan = Plan {
         release: checkout::release(),
-        kernel: image.join("vmlinuz"),
+        kernel: image.join("vmlinux"),
         initrd: image.join("initrd"),
         cases,
         only: args.load.clone(),

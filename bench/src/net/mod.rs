@@ -81,7 +81,7 @@ pub fn run(args: Args) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
     let plan = Plan {
         release: checkout::release(),
-        kernel: image.join("vmlinuz"),
+        kernel: image.join("vmlinux"),
         initrd: image.join("initrd"),
         cases: chosen(&args.only, &args.peers),
         only: args.load.clone(),
