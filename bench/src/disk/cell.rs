@@ -17,6 +17,8 @@ pub struct Cell {
     depth: u32,
     /// Number of simultaneous jobs.
     jobs: u32,
+    /// A job submits as many requests as its queue is deep together, and waits for all of them.
+    batch: bool,
 }
 
 const fn cell(
@@ -32,7 +34,12 @@ const fn cell(
         kib,
         depth,
         jobs,
+        batch: false,
     }
+}
+
+const fn batch(cell: Cell) -> Cell {
+    Cell { batch: true, ..cell }
 }
 
 /// All kinds, in the order of measurement: reads first, because writes leave work behind.
@@ -40,6 +47,7 @@ const fn cell(
 pub const CELLS: &[Cell] = &[
     cell("rand4k_qd1", "random reads of 4 KiB, depth 1", "randread", (4, 1, 1)),
     cell("rand4k_qd32", "random reads of 4 KiB, depth 32", "randread", (4, 32, 1)),
+    batch(cell("rand4k_batch32", "random reads of 4 KiB, 32 begun and ended together", "randread", (4, 32, 1))),
     cell("rand4k_qd32_jobs4", "random reads of 4 KiB, 4 jobs of depth 32", "randread", (4, 32, 4)),
     cell("seq128k", "reads of 128 KiB in order, depth 4", "read", (128, 4, 1)),
     cell("seq1m", "reads of 1 MiB in order, depth 4", "read", (1024, 4, 1)),
@@ -86,6 +94,7 @@ pub fn jobs(cells: &[&Cell], ramp_ms: u32, time_ms: u32) -> String {
             kib,
             depth,
             jobs,
+            batch,
             ..
         } = cell;
         let _ = write!(
@@ -93,6 +102,13 @@ pub fn jobs(cells: &[&Cell], ramp_ms: u32, time_ms: u32) -> String {
             "[{name}]\nstonewall\nrw={pattern}\nbs={kib}k\niodepth={depth}\nnumjobs={jobs}\n\
              exec_prerun=/bin/sh /mark {name}\n"
         );
+        if *batch {
+            let _ = write!(
+                text,
+                "iodepth_batch_submit={depth}\niodepth_batch_complete_min={depth}\n\
+                 iodepth_batch_complete_max={depth}\n"
+            );
+        }
     }
     text
 }
