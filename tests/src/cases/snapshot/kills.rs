@@ -173,6 +173,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
     let vm = Vm::restore(ctx, &dir, "victim")?;
     let whole = begun.elapsed();
     vm.discard()?;
+    let mut any = false;
     for number in 0..EACH {
         let moment = moments.moment(whole);
         let name = format!("kill {number} after {moment:?} of {whole:?}");
@@ -181,12 +182,12 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
             &ctx.log("killed.log"),
         )?;
         sleep(moment);
-        match kind {
-            Kind::Command => command.kill()?,
+        any |= match kind {
+            Kind::Command => command.kill().map(|()| true)?,
             // Before it is there, nothing is killed, and the VM runs.
             Kind::Monitor => kill_program("husk-monitor")?,
             Kind::Vmm => kill_program("husk-vmm")?,
-        }
+        };
         // A VM that runs goes on without its command.
         let killed = || -> Result<bool> {
             let ended = command.ended()?.is_some();
@@ -210,6 +211,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
             "{name}: {left} files are left in the scratch directory"
         );
     }
+    ensure!(any, "no process to kill was found at any moment");
     // The snapshot is as it was.
     let vm = Vm::restore(ctx, &dir, "victim")?;
     Shell::going_on(vm.console())?.ok("sha256sum /tmp/filled")?;
@@ -217,9 +219,11 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
     Ok(std::fs::remove_dir_all(&dir)?)
 }
 
-/// Kills a descendant whose command line begins with these words, if there is one.
-fn kill_program(words: &str) -> Result<()> {
+/// Kills a descendant whose command line begins with these words. Returns false if there is none.
+fn kill_program(words: &str) -> Result<bool> {
     let named = |command: &str| command.starts_with(words) || command.contains(&format!("/{words}"));
     let found = descendants().into_iter().find(|process| named(&process.command));
-    found.map_or(Ok(()), |process| processes::kill(process.pid, Signal::KILL))
+    found.map_or(Ok(false), |process| {
+        processes::kill(process.pid, Signal::KILL).map(|()| true)
+    })
 }
