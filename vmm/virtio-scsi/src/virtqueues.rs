@@ -109,29 +109,36 @@ impl Virtqueues {
         let Some(vq) = self.queue(queue).filter(|_| !broken) else {
             return;
         };
-        let mut staged = vq.used.stage(mem, &vq.active.queue, head, len);
+        let staged = vq.used.stage(mem, &vq.active.queue, head, len);
         // A driver that makes a buffer available again before it is used can have more requests than entries.
-        if staged.is_ok() && vq.used.len() == vq.active.queue.size() {
-            staged = vq.publish(mem);
-        }
-        if let Err(error) = staged {
-            self.fail(&error);
+        let full = vq.used.len() == vq.active.queue.size();
+        match staged {
+            Ok(()) if full => self.publish(),
+            Ok(()) => {}
+            Err(error) => self.fail(&error),
         }
     }
 
     /// Shows the driver the chains that were returned so far.
     pub fn publish(&mut self) {
-        let Some((mem, _)) = self.link.as_ref().filter(|_| !self.broken) else {
-            return;
-        };
-        let mut memory = None;
-        // The control queue last: once the driver sees that a task management function has ended, it expects the
-        // answers of the tasks that it aborted in their queues.
-        let mut staged = self.queues.iter_mut().rev().filter(|vq| !vq.used.is_empty());
-        let published = staged.try_for_each(|vq| vq.publish(memory.get_or_insert_with(|| mem.memory())));
-        if let Err(error) = published {
+        if let Err(error) = self.publish_all() {
             self.fail(&error);
         }
+    }
+
+    /// Publishes the staged entries of all queues. Returns the first error after that.
+    fn publish_all(&mut self) -> Result<(), virtio_queue::Error> {
+        let Some((mem, _)) = self.link.as_ref().filter(|_| !self.broken) else {
+            return Ok(());
+        };
+        let (mut memory, mut published) = (None, Ok(()));
+        // The control queue last: once the driver sees that a task management function has ended, it expects the
+        // answers of the tasks that it aborted in their queues.
+        for vq in self.queues.iter_mut().rev().filter(|vq| !vq.used.is_empty()) {
+            let result = vq.publish(memory.get_or_insert_with(|| mem.memory()));
+            published = published.and(result);
+        }
+        published
     }
 
     /// Publishes, and sends one interrupt for every queue whose driver wants one.
@@ -149,6 +156,8 @@ impl Virtqueues {
 
     /// Marks the device as broken: it needs a reset.
     pub fn fail(&mut self, reason: &dyn std::fmt::Display) {
+        // The requests that were answered before are done. Another error is no news.
+        let _ = self.publish_all();
         if let Some((_, interrupt)) = &self.link
             && !std::mem::replace(&mut self.broken, true)
         {

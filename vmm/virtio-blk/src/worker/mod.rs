@@ -199,13 +199,17 @@ impl QueueWorker {
 
     /// Answers completed requests, including those that completed on submission.
     fn reap(&mut self) -> Result<(), DeviceError> {
-        while let Some(finished) = self.queue_io.complete() {
-            self.finish(finished)?;
+        let mut answered = Ok(());
+        while answered.is_ok()
+            && let Some(finished) = self.queue_io.complete()
+        {
+            answered = self.finish(finished);
         }
         if !self.used.is_empty() {
             let mem = self.context.mem.memory();
             self.publish(&mem)?;
         }
+        answered?;
         // Submits requests that the engine could not submit before, and reports its failure.
         self.kick()?;
         if let Some(error) = self.queue_io.take_io_stop() {

@@ -25,6 +25,18 @@ fn a_request_without_room_for_a_response_sets_device_needs_reset() {
 }
 
 #[test]
+fn answers_before_a_malformed_request_arrive() {
+    let (mut guest, _file) = Guest::new();
+    let (head, response) = guest.add(at(0, 0), &[0; 6], &[]);
+    guest.request[0].add(&[(HEADERS, 51, 0)]);
+    guest.request[0].kick();
+    wait_for("the end of the device", || guest.interrupts.reset());
+    let (used, len) = guest.request[0].used().unwrap();
+    assert_eq!(used, head);
+    assert!(guest.ended(response, len).good());
+}
+
+#[test]
 fn a_bad_request_fails_alone() {
     let (mut guest, _file) = Guest::new();
     let (header, response) = guest.frame(field(at(0, 0)), 1, 0, &read10(0, 1));
