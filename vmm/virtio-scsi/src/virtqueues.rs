@@ -5,7 +5,6 @@ use std::sync::Arc;
 use husk_devices::virtio::used_batch::UsedBatch;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
-use virtio_queue::QueueT;
 use vm_memory::GuestAddressSpace;
 
 use crate::config::Sizes;
@@ -109,13 +108,8 @@ impl Virtqueues {
         let Some(vq) = self.queue(queue).filter(|_| !broken) else {
             return;
         };
-        let staged = vq.used.stage(mem, &vq.active.queue, head, len);
-        // A driver that makes a buffer available again before it is used can have more requests than entries.
-        let full = vq.used.len() == vq.active.queue.size();
-        match staged {
-            Ok(()) if full => self.publish(),
-            Ok(()) => {}
-            Err(error) => self.fail(&error),
+        if let Err(error) = vq.used.stage(mem, &vq.active.queue, head, len) {
+            self.fail(&error);
         }
     }
 

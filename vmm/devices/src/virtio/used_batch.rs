@@ -35,7 +35,8 @@ impl UsedBatch {
         self.staged == 0
     }
 
-    /// Writes an entry after the staged ones, of which there are fewer than entries in the queue.
+    /// Writes an entry after the staged ones. Only a driver that makes a buffer available again before it is used can
+    /// have more of them than the ring has entries; then the first ones are overwritten.
     ///
     /// # Errors
     /// The ring is not in guest memory.

@@ -206,8 +206,7 @@ impl QueueWorker {
             answered = self.finish(finished);
         }
         if !self.used.is_empty() {
-            let mem = self.context.mem.memory();
-            self.publish(&mem)?;
+            self.publish()?;
         }
         answered?;
         // Submits requests that the engine could not submit before, and reports its failure.
@@ -252,18 +251,13 @@ impl QueueWorker {
         len: u32,
     ) -> Result<(), DeviceError> {
         access::write(mem, at, &[status as u8]).map_err(broken)?;
-        let queue = &self.queue.queue;
-        self.used.stage(mem, queue, head, len).map_err(broken)?;
-        // A driver that makes a buffer available again before it is used can have more requests than entries.
-        if self.used.len() == queue.size() {
-            self.publish(mem)?;
-        }
-        Ok(())
+        self.used.stage(mem, &self.queue.queue, head, len).map_err(broken)
     }
 
     /// Shows the driver the answers so far.
-    fn publish(&mut self, mem: &GuestMemMmap) -> Result<(), DeviceError> {
-        let wanted = self.used.publish(mem, &mut self.queue.queue).map_err(broken)?;
+    fn publish(&mut self) -> Result<(), DeviceError> {
+        let mem = self.context.mem.memory();
+        let wanted = self.used.publish(&mem, &mut self.queue.queue).map_err(broken)?;
         self.unsignalled |= wanted;
         Ok(())
     }
