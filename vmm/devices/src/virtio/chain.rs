@@ -156,42 +156,42 @@ mod tests {
     const NEXT: u16 = 1;
 
     proptest! {
-            #![proptest_config(ProptestConfig::with_cases(512))]
+        #![proptest_config(ProptestConfig::with_cases(512))]
 
-            /// The descriptors are those of virtio-queue, also where tables are in two regions or leave memory.
-            #[test]
-            fn descriptors_are_those_of_virtio_queue(
-                table in prop::collection::vec((0..4_u64, 0..5_u32, 0..8_u16, 0..18_u16), 64),
-                huge: Option<u8>,
-                head in 0..18_u16,
-                end in 0x4000..0x4400_u64,
-                hole: bool,
-            ) {
-                let second = (end + u64::from(hole) * 0x10, 0x1_0000);
-                let mem = memory(&[(0, end as usize), second]);
-                let mut driver = Driver::new(&mem, 0, SIZE, 0x1000);
-                for (at, &(address, len, flags, next)) in (0..).zip(&table) {
-                    let len = if huge == Some(at) { u32::MAX } else { len * 16 };
-                    let entry = (0x4000 + address * 16, len, flags);
-                    if at < 16 {
-                        driver.put(at.into(), entry, next);
-                    }
-                    // The memory that descriptors name, in which indirect tables lie.
-                    let bytes = [&entry.0.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()];
-    // One at the hole is written in part.
-                    let _ = mem.memory().write_slice(&bytes.concat(), GuestAddress(0x4000 + 16 * u64::from(at)));
+        /// The descriptors are those of virtio-queue, also where tables are in two regions or leave memory.
+        #[test]
+        fn descriptors_are_those_of_virtio_queue(
+            table in prop::collection::vec((0..4_u64, 0..5_u32, 0..8_u16, 0..18_u16), 64),
+            huge: Option<u8>,
+            head in 0..18_u16,
+            end in 0x4000..0x40a0_u64,
+            hole: bool,
+        ) {
+            let second = (end + u64::from(hole) * 0x10, 0x1_0000);
+            let mem = memory(&[(0, end as usize), second]);
+            let mut driver = Driver::new(&mem, 0, SIZE, 0x1000);
+            for (at, &(address, len, flags, next)) in (0..).zip(&table) {
+                let len = if huge == Some(at) { u32::MAX } else { len * 16 };
+                let entry = (0x4000 + address * 16, len, flags);
+                if at < 16 {
+                    driver.put(at.into(), entry, next);
                 }
-                driver.offer(head);
-                let mut queue = driver.queue(false).queue;
-                let mem = mem.memory();
-                let chain = queue.iter(&*mem).unwrap().next().unwrap();
-                prop_assert_eq!(chain.head_index(), head);
-                let fields = |d: Descriptor| (d.addr(), d.len(), d.flags(), d.next());
-                let expected: Vec<_> = chain.map(fields).collect();
-                let got: Vec<_> = descriptors(&queue, head, &mem).map(fields).collect();
-                prop_assert_eq!(got, expected);
+                // The memory that descriptors name, in which indirect tables lie.
+                let bytes = [&entry.0.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()];
+                // One at the hole is written in part.
+                let _ = mem.memory().write_slice(&bytes.concat(), GuestAddress(0x4000 + 16 * u64::from(at)));
             }
+            driver.offer(head);
+            let mut queue = driver.queue(false).queue;
+            let mem = mem.memory();
+            let chain = queue.iter(&*mem).unwrap().next().unwrap();
+            prop_assert_eq!(chain.head_index(), head);
+            let fields = |d: Descriptor| (d.addr(), d.len(), d.flags(), d.next());
+            let expected: Vec<_> = chain.map(fields).collect();
+            let got: Vec<_> = descriptors(&queue, head, &mem).map(fields).collect();
+            prop_assert_eq!(got, expected);
         }
+    }
 
     #[test]
     fn malformed_chains_are_refused() {

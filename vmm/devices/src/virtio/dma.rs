@@ -9,11 +9,9 @@ use std::ops::Deref;
 use vm_memory::GuestAddress;
 use vm_memory::bitmap::Bitmap;
 
-use super::access;
+use super::access::{self, OutsideMemory};
 use super::chain::Segment;
 use crate::GuestMemMmap;
-
-pub use super::access::OutsideMemory;
 
 /// Contiguous guest memory as this process and the kernel address it.
 ///
