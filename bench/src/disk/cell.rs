@@ -133,6 +133,11 @@ mod tests {
             text.contains("ramp_time=1000ms\nruntime=3000ms\n") && text.contains("filename=${DISK}\n"),
             "{text}"
         );
+        assert_eq!(
+            text.matches("iodepth_batch_submit=32\niodepth_batch_complete_min=32\n")
+                .count(),
+            1
+        );
         let mut rates: Vec<String> = CELLS.iter().map(Cell::rate).collect();
         assert!(rates.contains(&"iops_randw4k_qd32".to_owned()));
         assert!(rates.contains(&"mib_s_seq1m".to_owned()));
