@@ -1,26 +1,31 @@
 //! Scheduling policy of worker threads: `SCHED_BATCH` (does not preempt the waking vCPU) or `SCHED_OTHER` (does).
 //!
-//! If the worker preempts the vCPU that wakes it on the same processor, a driver with many requests submits them one
-//! by one, each with an exit, a context switch and an interrupt of its own. If it does not, a driver with one request
-//! at a time lets the guest go idle first and be woken again, which costs more exits than the request. Where another
-//! processor is idle, the thread runs there at once under either policy.
+//! It matters where the worker shares a processor with the vCPU that wakes it. A driver that submits its requests one
+//! by one is served best by a worker that waits: it finds many requests at once, with one exit and one interrupt for
+//! all. A driver that submits one request at a time, or all its requests with one notification, is served best by a
+//! worker that preempts: the guest would otherwise go idle first and be woken again. Where another processor is idle,
+//! the thread runs there at once under either policy.
 
 use std::io;
 
-/// Passes in a row with a single request after which the worker starts to preempt.
-const SINGLE_REQUEST_PASSES: u32 = 32;
+/// Passes whose requests are counted together.
+const WINDOW: u32 = 32;
 
-/// Passes while preempting after which the worker returns to `SCHED_BATCH`, because only then can it see whether
-/// requests accumulate.
-const REEVALUATE_AFTER: u32 = 1024;
+/// Windows under one policy, after which the other is tried for a window.
+const WINDOWS: u32 = 32;
 
-/// Scheduling policy of the calling thread, chosen by the number of requests it finds per wake-up. A
-/// [worker](crate::worker::Worker) starts with `SCHED_BATCH`.
+/// Scheduling policy of the calling thread: `SCHED_OTHER` as long as the thread finds about as many requests per pass
+/// as under `SCHED_BATCH`, with which a [worker](crate::worker::Worker) starts.
 #[derive(Debug, Default)]
 pub struct SchedPolicy {
     preempts: bool,
-    /// Passes in a row that found one request, since the last change.
-    single_request_passes: u32,
+    /// Passes and requests of the current window.
+    passes: u32,
+    requests: usize,
+    /// Requests of the last window under `SCHED_BATCH`.
+    batched: usize,
+    /// Windows until the other policy is tried.
+    windows_left: u32,
 }
 
 impl SchedPolicy {
@@ -37,21 +42,29 @@ impl SchedPolicy {
     }
 
     fn should_switch(&mut self, requests: usize) -> bool {
-        match requests {
-            0 => return false,
-            1 => self.single_request_passes += 1,
-            _ => self.single_request_passes = 0,
+        if requests == 0 {
+            return false;
         }
-        let changes = if self.preempts {
-            requests > 1 || self.single_request_passes >= REEVALUATE_AFTER
-        } else {
-            self.single_request_passes >= SINGLE_REQUEST_PASSES
-        };
-        if changes {
-            self.preempts = !self.preempts;
-            self.single_request_passes = 0;
+        self.passes += 1;
+        self.requests += requests;
+        if self.passes < WINDOW {
+            return false;
         }
-        changes
+        self.passes = 0;
+        let requests = std::mem::take(&mut self.requests);
+        let preempted = self.preempts;
+        if !preempted {
+            self.batched = requests;
+        }
+        let loses = preempted && 4 * requests < 3 * self.batched;
+        if self.windows_left > 0 && !loses {
+            self.windows_left -= 1;
+            return false;
+        }
+        self.preempts = !preempted;
+        // After preempting for long, one window is enough to compare again.
+        self.windows_left = if self.preempts || loses { WINDOWS } else { 0 };
+        true
     }
 }
 
@@ -79,11 +92,22 @@ mod tests {
         unsafe { libc::sched_getscheduler(0) }
     }
 
+    /// Windows under `SCHED_OTHER` of `passes` passes that find `waiting` requests under `SCHED_BATCH`, else
+    /// `preempting`.
+    fn preempting_windows(policy: &mut SchedPolicy, waiting: usize, preempting: usize, passes: u32) -> u32 {
+        let preempts = (0..passes).filter(|_| {
+            let preempts = policy.preempts;
+            policy.should_switch(if preempts { preempting } else { waiting });
+            preempts
+        });
+        preempts.count() as u32 / WINDOW
+    }
+
     #[test]
     fn one_request_at_a_time_is_served_at_once() {
         use_batch_policy();
         let mut policy = SchedPolicy::default();
-        for _ in 1..SINGLE_REQUEST_PASSES {
+        for _ in 1..WINDOW {
             policy.record_pass(1);
             policy.record_pass(0);
             assert_eq!(current_policy(), libc::SCHED_BATCH);
@@ -93,25 +117,38 @@ mod tests {
     }
 
     #[test]
-    fn many_requests_switch_to_batch() {
-        let mut policy = SchedPolicy::default();
-        for requests in [1, 2].repeat(1000) {
-            assert!(!policy.should_switch(requests));
+    fn requests_of_one_notification_are_served_at_once() {
+        for requests in [1, 2, 32] {
+            let mut policy = SchedPolicy::default();
+            let windows = preempting_windows(&mut policy, requests, requests, 100 * WINDOW);
+            assert_eq!(
+                windows, 97,
+                "{requests} each: it looks at SCHED_BATCH from time to time"
+            );
         }
-        for _ in 0..SINGLE_REQUEST_PASSES {
-            policy.should_switch(1);
-        }
-        assert!(policy.preempts);
-        assert!(policy.should_switch(2) && !policy.preempts, "they came together");
     }
 
     #[test]
-    fn it_returns_to_batch_from_time_to_time() {
+    fn requests_that_come_one_by_one_are_awaited() {
         let mut policy = SchedPolicy::default();
-        let changes = (0..10_000).filter(|_| policy.should_switch(1)).count();
+        let windows = preempting_windows(&mut policy, 2, 1, 100 * WINDOW);
+        assert_eq!(windows, 3, "it tries SCHED_OTHER from time to time");
+    }
+
+    #[test]
+    fn a_change_of_the_load_is_followed() {
+        let mut policy = SchedPolicy::default();
+        preempting_windows(&mut policy, 32, 32, 4 * WINDOW);
+        assert!(policy.preempts);
+        assert_eq!(preempting_windows(&mut policy, 32, 1, WINDOW), 1);
+        assert!(!policy.preempts, "they come one by one now");
+        assert_eq!(preempting_windows(&mut policy, 1, 1, (WINDOWS + 1) * WINDOW), 0);
+        assert!(policy.preempts);
+        // They come one by one again, which only the next look at SCHED_BATCH shows.
         assert_eq!(
-            changes,
-            2 * 10_000 / (SINGLE_REQUEST_PASSES + REEVALUATE_AFTER) as usize + 1
+            preempting_windows(&mut policy, 32, 1, (WINDOWS + 3) * WINDOW),
+            WINDOWS + 2
         );
+        assert!(!policy.preempts);
     }
 }
