@@ -1,6 +1,6 @@
 //! The logical units of a controller, by address, name and index.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::UnitAddress;
 use crate::target::Lun;
@@ -9,7 +9,8 @@ use crate::unit::Unit;
 /// Up to 256 targets of 16,384 LUNs each. A unit keeps its index as long as it exists, and may lose its address before.
 #[derive(Debug, Default)]
 pub(crate) struct LunTable {
-    targets: BTreeMap<u8, Target>,
+    /// Indexed by target, as long as the highest one that had a unit.
+    targets: Vec<Target>,
     /// Indexed by unit index.
     units: Vec<Option<Box<Unit>>>,
     free: Vec<u32>,
@@ -26,7 +27,7 @@ struct Target {
 impl LunTable {
     /// The index of the unit at an address.
     pub fn find(&self, address: UnitAddress) -> Option<u32> {
-        let target = self.targets.get(&address.target)?;
+        let target = self.targets.get(usize::from(address.target))?;
         let at = target.luns.binary_search(&address.lun).ok()?;
         Some(target.unit_indices[at])
     }
@@ -38,7 +39,8 @@ impl LunTable {
 
     /// LUNs of a target, ascending; `None` if the target has none.
     pub fn luns(&self, target: u8) -> Option<&[Lun]> {
-        self.targets.get(&target).map(|target| &target.luns[..])
+        let target = self.targets.get(usize::from(target))?;
+        (!target.luns.is_empty()).then_some(&target.luns)
     }
 
     /// Inserts a unit whose address and name are free. Returns its index.
@@ -47,7 +49,11 @@ impl LunTable {
             self.units.push(None);
             self.units.len() as u32 - 1
         });
-        let target = self.targets.entry(unit.address.target).or_default();
+        let index = usize::from(unit.address.target);
+        if self.targets.len() <= index {
+            self.targets.resize_with(index + 1, Target::default);
+        }
+        let target = &mut self.targets[index];
         let at = target.luns.partition_point(|lun| *lun < unit.address.lun);
         target.luns.insert(at, unit.address.lun);
         target.unit_indices.insert(at, unit_index);
@@ -61,15 +67,12 @@ impl LunTable {
         let Some(address) = self.unit(unit_index).map(|unit| unit.address) else {
             return;
         };
-        let Some(target) = self.targets.get_mut(&address.target) else {
+        let Some(target) = self.targets.get_mut(usize::from(address.target)) else {
             return;
         };
         if let Some(at) = target.unit_indices.iter().position(|other| *other == unit_index) {
             target.luns.remove(at);
             target.unit_indices.remove(at);
-        }
-        if target.luns.is_empty() {
-            self.targets.remove(&address.target);
         }
     }
 
@@ -95,7 +98,7 @@ impl LunTable {
     /// The unit with this index, and the LUNs of its target.
     pub fn unit_with_luns(&mut self, unit_index: u32) -> Option<(&mut Unit, &[Lun])> {
         let unit = self.units.get_mut(unit_index as usize)?.as_deref_mut()?;
-        let target = self.targets.get(&unit.address.target);
+        let target = self.targets.get(usize::from(unit.address.target));
         Some((unit, target.map_or(&[], |target| &target.luns)))
     }
 

@@ -33,31 +33,6 @@ pub(crate) fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator
     })
 }
 
-/// Moves the first `len` bytes of `segments` to `front`. Returns true if there were as many.
-pub(crate) fn split(segments: &mut Vec<Segment>, len: u64, front: &mut Vec<Segment>) -> bool {
-    front.clear();
-    // As nearly all drivers lay them out.
-    if segments.first().is_some_and(|first| u64::from(first.len) == len) {
-        front.push(segments.remove(0));
-        return true;
-    }
-    front.extend(part(segments, 0, len));
-    let mut left = len;
-    let mut gone = 0;
-    for segment in segments.iter_mut() {
-        let taken = left.min(segment.len.into());
-        left -= taken;
-        segment.address = GuestAddress(segment.address.0.wrapping_add(taken));
-        segment.len -= taken as u32;
-        if segment.len > 0 {
-            break;
-        }
-        gone += 1;
-    }
-    segments.drain(..gone);
-    left == 0
-}
-
 /// Fills `bytes` from the segments, from `offset` on.
 pub(crate) fn read(
     mem: &GuestMemMmap,
@@ -78,10 +53,15 @@ pub(crate) fn read(
     }
 }
 
-/// Writes `bytes` to the start of the segments, as far as they fit. Returns the number of bytes written.
-pub(crate) fn write(mem: &GuestMemMmap, segments: &[Segment], bytes: &[u8]) -> Result<usize, OutsideMemory> {
+/// Writes `bytes` to the segments, from `offset` on and as far as they fit. Returns the number of bytes written.
+pub(crate) fn write(
+    mem: &GuestMemMmap,
+    segments: &[Segment],
+    offset: u64,
+    bytes: &[u8],
+) -> Result<usize, OutsideMemory> {
     let mut rest = bytes;
-    for segment in part(segments, 0, bytes.len() as u64) {
+    for segment in part(segments, offset, bytes.len() as u64) {
         let (now, later) = rest.split_at(segment.len as usize);
         access::write(mem, segment.address, now)?;
         rest = later;
@@ -89,21 +69,51 @@ pub(crate) fn write(mem: &GuestMemMmap, segments: &[Segment], bytes: &[u8]) -> R
     Ok(bytes.len() - rest.len())
 }
 
-/// Host addresses of `len` bytes of the segments from `offset` on. Adjacent buffers are merged.
-pub(crate) fn map(
-    mem: &GuestMemMmap,
-    segments: &[Segment],
-    offset: u64,
-    len: u64,
-    buffers: &mut Vec<IoBuffer>,
-) -> Result<(), OutsideMemory> {
-    buffers.clear();
-    let mut mapped = 0;
-    joined_host_ranges(mem, part(segments, offset, len), |range| {
-        mapped += range.len as u64;
-        buffers.push(IoBuffer::new(range.start, range.len));
-    })?;
-    if mapped == len { Ok(()) } else { Err(OutsideMemory) }
+/// A data-out or data-in buffer: the bytes of a chain's segments behind its header or response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataBuffer<'a> {
+    segments: &'a [Segment],
+    /// First byte of the buffer in the segments.
+    start: u64,
+}
+
+impl<'a> DataBuffer<'a> {
+    pub fn new(segments: &'a [Segment], start: u64) -> Self {
+        Self { segments, start }
+    }
+
+    /// The segments of at most `len` bytes from `offset` on.
+    pub fn part(self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + 'a {
+        // What the sum does not express is behind any chain.
+        part(self.segments, self.start.saturating_add(offset), len)
+    }
+
+    /// As [`read`].
+    pub fn read(self, mem: &GuestMemMmap, offset: u64, bytes: &mut [u8]) -> Result<(), OutsideMemory> {
+        read(mem, self.segments, self.start.saturating_add(offset), bytes)
+    }
+
+    /// As [`write`], from the first byte on.
+    pub fn write(self, mem: &GuestMemMmap, bytes: &[u8]) -> Result<usize, OutsideMemory> {
+        write(mem, self.segments, self.start, bytes)
+    }
+
+    /// Host addresses of `len` bytes from `offset` on. Adjacent buffers are merged.
+    pub fn map(
+        self,
+        mem: &GuestMemMmap,
+        offset: u64,
+        len: u64,
+        buffers: &mut Vec<IoBuffer>,
+    ) -> Result<(), OutsideMemory> {
+        buffers.clear();
+        let mut mapped = 0;
+        joined_host_ranges(mem, self.part(offset, len), |range| {
+            mapped += range.len as u64;
+            buffers.push(IoBuffer::new(range.start, range.len));
+        })?;
+        if mapped == len { Ok(()) } else { Err(OutsideMemory) }
+    }
 }
 
 #[cfg(test)]
@@ -145,7 +155,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slices_match_the_same_range_of_all_segments(list in segments(), offset in 0..700u64, len in 0..700u64) {
+        fn slices_match_the_same_range_of_all_segments(
+            list in segments(),
+            (start, offset) in (0..700u64, 0..700u64),
+            len in 0..700u64,
+        ) {
             let mem = guest();
             let whole = content(&mem, &list);
             let fits = offset + len <= whole.len() as u64;
@@ -153,7 +167,9 @@ mod tests {
             let outcome = read(&mem, &list, offset, &mut bytes);
             prop_assert_eq!(outcome.is_ok(), fits || len == 0);
             let mut buffers = Vec::new();
-            prop_assert_eq!(map(&mem, &list, offset, len, &mut buffers).is_ok(), fits || len == 0);
+            let buffer = DataBuffer::new(&list, start.min(offset));
+            let mapped = buffer.map(&mem, offset - start.min(offset), len, &mut buffers);
+            prop_assert_eq!(mapped.is_ok(), fits || len == 0);
             if fits {
                 let expected = &whole[offset as usize..][..len as usize];
                 prop_assert_eq!(&bytes, expected);
@@ -164,12 +180,9 @@ mod tests {
                     .collect();
                 prop_assert_eq!(&seen, expected);
             }
-            let (mut rest, mut front) = (list.clone(), vec![Segment { address: GuestAddress(1), len: 1 }]);
-            let enough = split(&mut rest, len, &mut front);
-            prop_assert_eq!(enough, len <= whole.len() as u64);
-            let cut = (len as usize).min(whole.len());
-            prop_assert_eq!(content(&mem, &front), &whole[..cut]);
-            prop_assert_eq!(content(&mem, &rest), &whole[cut..]);
+            let parts: Vec<_> = buffer.part(offset - start.min(offset), len).collect();
+            let (from, to) = (offset.min(whole.len() as u64), (offset + len).min(whole.len() as u64));
+            prop_assert_eq!(content(&mem, &parts), &whole[from as usize..to as usize]);
         }
 
         #[test]
@@ -178,7 +191,7 @@ mod tests {
             let list = [Segment { address: GuestAddress(at), len }];
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= SIZE as u64);
             let mut buffers = Vec::new();
-            let mapped = map(&mem, &list, 0, len.into(), &mut buffers);
+            let mapped = DataBuffer::new(&list, 0).map(&mem, 0, len.into(), &mut buffers);
             prop_assert_eq!(mapped.is_ok(), inside || len == 0);
         }
     }
@@ -190,9 +203,10 @@ mod tests {
             address: GuestAddress(at),
             len,
         });
-        assert_eq!(write(&mem, &list, b"abcdefg"), Ok(5));
+        assert_eq!(write(&mem, &list, 0, b"abcdefg"), Ok(5));
         assert_eq!(content(&mem, &list), b"abcde");
-        assert_eq!(write(&mem, &list, b"xy"), Ok(2));
-        assert_eq!(content(&mem, &list), b"xycde");
+        assert_eq!(write(&mem, &list, 2, b"xy"), Ok(2));
+        assert_eq!(content(&mem, &list), b"abxye");
+        assert_eq!(write(&mem, &list, 5, b"z"), Ok(0));
     }
 }

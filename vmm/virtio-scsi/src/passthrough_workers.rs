@@ -268,7 +268,7 @@ fn execute_job(device: &dyn PassthroughDevice, job: &Job, bounce: &mut BounceBuf
         let data = sent.to_vec();
         return JobResult::Completed(Ok(PassthroughResult { outcome, data }));
     }
-    match memory::write(&job.mem, &job.segments, sent) {
+    match memory::write(&job.mem, &job.segments, 0, sent) {
         Ok(_) => JobResult::Completed(Ok(plain(outcome))),
         Err(_) => JobResult::BadBuffer,
     }

@@ -9,7 +9,7 @@ use husk_devices::virtio::chain::{self, Segment};
 use virtio_queue::Queue;
 
 use crate::config::Sizes;
-use crate::memory;
+use crate::memory::{self, DataBuffer};
 use crate::target::{DeliveryFailure, LONGEST_CDB};
 
 /// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
@@ -92,14 +92,17 @@ impl CommandHeader {
     }
 }
 
-/// The parts of a chain. Reused for the next request, with its allocations.
+/// A chain: header and data-out buffer, response and data-in buffer. Reused for the next request, with its allocations.
 #[derive(Debug, Default)]
 pub(crate) struct RequestChain {
-    pub data_out: Vec<Segment>,
-    pub data_in: Vec<Segment>,
-    response: Vec<Segment>,
-    /// Scratch buffer for the header's segments.
-    header: Vec<Segment>,
+    readable: Vec<Segment>,
+    writable: Vec<Segment>,
+    /// Bytes of the header and of the response.
+    header_len: u64,
+    response_len: u64,
+    /// Bytes of the data-out and of the data-in buffer.
+    pub data_out_len: u64,
+    pub data_in_len: u64,
 }
 
 /// Fields of a response.
@@ -125,8 +128,7 @@ impl ResponseFields<'_> {
 }
 
 impl RequestChain {
-    /// Splits the chain at `head` of `queue` into its parts, except the header. Afterwards there is room for a
-    /// response.
+    /// Reads the chain at `head` of `queue`, except the header. Afterwards there is room for a response.
     pub fn parse(
         &mut self,
         mem: &GuestMemMmap,
@@ -134,32 +136,30 @@ impl RequestChain {
         head: u16,
         sizes: Sizes,
     ) -> Result<(), MalformedRequest> {
-        chain::segments(queue, head, mem, &mut self.data_out, &mut self.data_in)?;
-        self.split_response(mem, sizes)
-    }
-
-    fn split_response(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Result<(), MalformedRequest> {
-        let len = (RESPONSE_LEN + usize::from(sizes.sense)) as u64;
-        if !memory::split(&mut self.data_in, len, &mut self.response) {
+        chain::segments(queue, head, mem, &mut self.readable, &mut self.writable)?;
+        self.header_len = (HEADER_LEN + usize::from(sizes.cdb)) as u64;
+        self.response_len = (RESPONSE_LEN + usize::from(sizes.sense)) as u64;
+        self.data_out_len = memory::len(&self.readable).saturating_sub(self.header_len);
+        let Some(data_in_len) = memory::len(&self.writable).checked_sub(self.response_len) else {
             return Err(MalformedRequest::NoResponseBuffer);
-        }
+        };
+        self.data_in_len = data_in_len;
         // The whole response must be in guest memory before the command starts.
-        let there = self.response.iter().all(|s| {
+        let there = memory::part(&self.writable, 0, self.response_len).all(|s| {
             use vm_memory::GuestMemoryBackend;
             mem.check_range(s.address, s.len as usize)
         });
         if there { Ok(()) } else { Err(OutsideMemory.into()) }
     }
 
-    /// Takes the header off the data-out buffer. `None` if it is too short.
-    pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<CommandHeader> {
+    /// Reads the header. `None` if the chain is too short for it, or if it is not in guest memory.
+    pub fn header(&self, mem: &GuestMemMmap) -> Option<CommandHeader> {
         let mut bytes = [0; HEADER_LEN + LONGEST_CDB];
-        let len = HEADER_LEN + usize::from(sizes.cdb);
-        if !memory::split(&mut self.data_out, len as u64, &mut self.header) {
+        let end = bytes.len().min(self.header_len as usize);
+        if memory::len(&self.readable) < self.header_len {
             return None;
         }
-        let end = len.min(bytes.len());
-        memory::read(mem, &self.header, 0, &mut bytes[..end]).ok()?;
+        memory::read(mem, &self.readable, 0, &mut bytes[..end]).ok()?;
         Some(CommandHeader {
             lun: std::array::from_fn(|i| bytes[i]),
             id: u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
@@ -167,6 +167,16 @@ impl RequestChain {
             bytes,
             end,
         })
+    }
+
+    /// The data-out buffer.
+    pub fn data_out(&self) -> DataBuffer<'_> {
+        DataBuffer::new(&self.readable, self.header_len)
+    }
+
+    /// The data-in buffer.
+    pub fn data_in(&self) -> DataBuffer<'_> {
+        DataBuffer::new(&self.writable, self.response_len)
     }
 
     /// Writes a response and the data for the data-in buffer, of which `filled` bytes were written already. Returns the
@@ -180,7 +190,7 @@ impl RequestChain {
     ) -> Result<u32, OutsideMemory> {
         let mut bytes = [0; WRITTEN];
         let sense = &reply.sense[..reply.sense.len().min(WRITTEN - RESPONSE_LEN)];
-        let room = memory::len(&self.response);
+        let room = self.response_len;
         let told = (sense.len() as u64).min(room - RESPONSE_LEN as u64) as u32;
         bytes[..4].copy_from_slice(&told.to_le_bytes());
         let residual = u32::try_from(reply.residual).unwrap_or(u32::MAX);
@@ -188,8 +198,9 @@ impl RequestChain {
         bytes[10] = reply.status;
         bytes[11] = reply.code as u8;
         bytes[RESPONSE_LEN..][..sense.len()].copy_from_slice(sense);
-        let data = memory::write(mem, &self.data_in, data)? as u64;
-        let response = memory::write(mem, &self.response, &bytes)? as u64;
+        let data = self.data_in().write(mem, data)? as u64;
+        let written = bytes.len().min(room as usize);
+        let response = memory::write(mem, &self.writable, 0, &bytes[..written])? as u64;
         let len = if response == room {
             response + filled.max(data)
         } else {
@@ -201,7 +212,7 @@ impl RequestChain {
 
     /// Clears the request.
     pub fn clear(&mut self) {
-        for list in [&mut self.data_out, &mut self.data_in, &mut self.response] {
+        for list in [&mut self.readable, &mut self.writable] {
             list.clear();
             list.shrink_to(KEPT_SEGMENTS);
         }

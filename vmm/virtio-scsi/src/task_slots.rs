@@ -6,7 +6,6 @@ use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
 use husk_devices::virtio::dma::DmaMapping;
 
-use crate::memory;
 use crate::request::{RequestChain, ResponseCode};
 use crate::target::Task;
 
@@ -51,7 +50,7 @@ impl TaskSlot {
     pub fn begin_dma(&mut self, offset: u64, len: u64) {
         if let Some(mem) = &self.mem {
             let mut segments = std::mem::take(&mut self.spare);
-            segments.extend(memory::part(&self.chain.data_in, offset, len));
+            segments.extend(self.chain.data_in().part(offset, len));
             self.dma = Some(DmaMapping::writable(Arc::clone(mem), segments));
         }
     }

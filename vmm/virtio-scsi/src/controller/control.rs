@@ -129,7 +129,7 @@ impl Controller {
     }
 
     fn answer_function(&mut self, mem: &GuestMemMmap, head: u16, answer: &[u8]) -> Result<(), FatalError> {
-        match memory::write(mem, &self.writable, answer) {
+        match memory::write(mem, &self.writable, 0, answer) {
             Ok(len) if len == answer.len() => {
                 self.virtqueues.used(CONTROL, mem, head, len as u32);
                 Ok(())

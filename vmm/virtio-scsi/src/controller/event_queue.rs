@@ -49,7 +49,7 @@ impl Controller {
                 return Err("a buffer without room for an event".into());
             }
             let Some(event) = self.events.next() else { break };
-            let written = memory::write(mem, &self.writable, &event.to_bytes()).map_err(|e| broken(&e))?;
+            let written = memory::write(mem, &self.writable, 0, &event.to_bytes()).map_err(|e| broken(&e))?;
             let buffer = self.writable.first().map(|segment| segment.address);
             let buffer = buffer.unwrap_or_default();
             self.buffers_returned(&[buffer]);

@@ -344,7 +344,7 @@ impl Controller {
             let head = chain.head_index();
             let parsed = self.parsed.parse(mem, queue, head, sizes);
             parsed.map_err(|e| broken(&e))?;
-            let begun = self.command((index, head), mem, sizes);
+            let begun = self.command((index, head), mem);
             begun.map_err(|e| broken(&e))?;
             *found += 1;
         }

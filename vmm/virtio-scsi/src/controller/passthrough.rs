@@ -47,8 +47,8 @@ impl Controller {
             return StepOutcome::BadBuffer;
         };
         let segments = match command_out.transfer {
-            Transfer::Out(_) => slot.chain.data_out.clone(),
-            Transfer::In(_) => slot.chain.data_in.clone(),
+            Transfer::Out(len) => slot.chain.data_out().part(0, len.into()).collect(),
+            Transfer::In(len) => slot.chain.data_in().part(0, len.into()).collect(),
             Transfer::None | Transfer::Internal(_) => Vec::new(),
         };
         slot.fills |= matches!(command_out.transfer, Transfer::In(_));

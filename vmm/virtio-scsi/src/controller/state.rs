@@ -300,6 +300,6 @@ impl Controller {
         let queue = &vq.ok_or_else(|| broken(&"it is not enabled"))?.active.queue;
         let parsed = self.parsed.parse(mem, queue, head, sizes);
         parsed.map_err(|e| broken(&e))?;
-        self.command((index, head), mem, sizes).map_err(|e| broken(&e))
+        self.command((index, head), mem).map_err(|e| broken(&e))
     }
 }

@@ -8,8 +8,7 @@ use husk_disk::{IoBuffer, IoCompletion, IoRequest};
 
 use super::Controller;
 use crate::address::LunField;
-use crate::config::Sizes;
-use crate::memory;
+use crate::memory::DataBuffer;
 use crate::request::{CommandHeader, HEAD_OF_QUEUE, ORDERED, RequestChain, ResponseCode, ResponseFields};
 use crate::target::{self, DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step, absent};
 use crate::task_slots::{SlotUse, TaskSlot};
@@ -37,15 +36,9 @@ pub(super) enum StepOutcome {
 
 impl Controller {
     /// Starts the request that was parsed last, of the chain `from` (queue and head).
-    pub(super) fn command(
-        &mut self,
-        from: (u16, u16),
-        mem: &Arc<GuestMemMmap>,
-        sizes: Sizes,
-    ) -> Result<(), OutsideMemory> {
-        let header = self.parsed.header(mem, sizes);
-        let data_out = memory::len(&self.parsed.data_out);
-        let data_in = memory::len(&self.parsed.data_in);
+    pub(super) fn command(&mut self, from: (u16, u16), mem: &Arc<GuestMemMmap>) -> Result<(), OutsideMemory> {
+        let header = self.parsed.header(mem);
+        let (data_out, data_in) = (self.parsed.data_out_len, self.parsed.data_in_len);
         let both = data_out > 0 && data_in > 0;
         let Some(header) = header.filter(|_| !both) else {
             return self.respond(from, mem, &RequestOutcome::ResponseCode(ResponseCode::Failure));
@@ -99,8 +92,8 @@ impl Controller {
         std::mem::swap(&mut slot.chain, &mut self.parsed);
         let task = unit.logical.begin(ScsiCommand {
             cdb: header.cdb(),
-            data_out: memory::len(&slot.chain.data_out),
-            data_in: memory::len(&slot.chain.data_in),
+            data_out: slot.chain.data_out_len,
+            data_in: slot.chain.data_in_len,
             luns,
         });
         let reports = task.reports_luns();
@@ -191,7 +184,7 @@ impl Controller {
             let Some(scratch) = task.scratch_mut().get_mut(into.clone()) else {
                 return StepOutcome::BadBuffer;
             };
-            if memory::read(mem, &chain.data_out, *offset, scratch).is_err() {
+            if chain.data_out().read(mem, *offset, scratch).is_err() {
                 return StepOutcome::BadBuffer;
             }
             task.settle(Ok(()));
@@ -214,7 +207,7 @@ impl Controller {
                 return StepOutcome::Settled;
             }
             Step::Read { offset, len, into } => {
-                if !map(task, mem, &chain.data_in, into, len, buffers) {
+                if !map(task, mem, chain.data_in(), into, len, buffers) {
                     return StepOutcome::BadBuffer;
                 }
                 if let DataLocation::Initiator(at) = into {
@@ -229,7 +222,7 @@ impl Controller {
                 from,
                 durable,
             } => {
-                if !map(task, mem, &chain.data_out, from, len, buffers) {
+                if !map(task, mem, chain.data_out(), from, len, buffers) {
                     return StepOutcome::BadBuffer;
                 }
                 IoRequest::Write {
@@ -346,13 +339,13 @@ impl Controller {
 fn map(
     task: &mut target::Task,
     mem: &GuestMemMmap,
-    segments: &[husk_devices::virtio::chain::Segment],
+    data: DataBuffer<'_>,
     location: DataLocation,
     len: u64,
     buffers: &mut Vec<IoBuffer>,
 ) -> bool {
     match location {
-        DataLocation::Initiator(offset) => memory::map(mem, segments, offset, len, buffers).is_ok(),
+        DataLocation::Initiator(offset) => data.map(mem, offset, len, buffers).is_ok(),
         DataLocation::Scratch(offset) => {
             let scratch = task.scratch_mut().get_mut(offset..);
             let scratch = scratch.and_then(|scratch| scratch.get_mut(..usize::try_from(len).ok()?));
@@ -370,8 +363,8 @@ fn write(
     outcome: &RequestOutcome,
     filled: bool,
 ) -> Result<u32, OutsideMemory> {
-    let data_in = memory::len(&chain.data_in);
-    let all = data_in + memory::len(&chain.data_out);
+    let data_in = chain.data_in_len;
+    let all = data_in + chain.data_out_len;
     match outcome {
         RequestOutcome::ResponseCode(code) => chain.respond(mem, &ResponseFields::code(*code, all), &[], 0),
         RequestOutcome::Task(response) if response.overrun => {
