@@ -147,6 +147,10 @@ impl ImageContent {
                 hint,
             } => {
                 let punch = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
+                // imago subtracts a whole cluster from the end of the disk if it may not zero the last one.
+                if !hint && self.geometry.size < self.cluster {
+                    return -libc::EOPNOTSUPP;
+                }
                 self.alone(|access| match (punch, hint) {
                     (false, _) => access.write_zeroes(offset, len),
                     (true, hint) => self.discard(access, offset, len, hint),

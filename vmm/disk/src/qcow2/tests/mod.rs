@@ -294,6 +294,33 @@ fn version_2_works_without_zero_clusters() {
 }
 
 #[test]
+fn parts_of_a_disk_below_one_cluster_are_zeroed() {
+    let file = image(8192, CLUSTER);
+    let disk = open(&file, None);
+    let mut served = Served::new(&disk);
+    served.write(0, &mut [3; 8192]).unwrap();
+    let (len, durable) = (1024, false);
+    for (unmap, offset) in [(false, 0), (true, 2048)] {
+        served
+            .run(IoRequest::WriteZeroes {
+                offset,
+                len,
+                unmap,
+                durable,
+            })
+            .unwrap();
+    }
+    let offset = 4096;
+    served.run(IoRequest::Discard { offset, len, durable }).unwrap();
+    let model = |at: usize| if at % 2048 < 1024 && at < 4096 { 0 } else { 3 };
+    let model: Vec<u8> = (0..8192).map(model).collect();
+    assert!(all(&disk) == model);
+    drop((served, disk));
+    check::check(&file);
+    assert!(all(&open(&file, None)) == model);
+}
+
+#[test]
 fn geometry_and_access_match_the_image() {
     let file = image((4 << 20) + 512, CLUSTER);
     let disk = open(&file, None);
