@@ -14,7 +14,10 @@ use crate::checkout;
 use crate::progress::Progress;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=[\"-Ctarget-feature=+crt-static\"]";
+/// Code of an executable, as opposed to a shared library, calls the functions of other crates directly. By default it
+/// looks each of them up in a table that is relocated when the program starts.
+const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=\
+                      [\"-Ctarget-feature=+crt-static\", \"-Crelocation-model=pie\"]";
 /// Packages that are built together, and their binaries.
 #[derive(Debug)]
 struct Build {

@@ -27,6 +27,7 @@ mod final_status;
 mod guest_agent;
 mod guest_channel;
 mod handle;
+mod heap;
 mod interfaces;
 mod listener;
 mod metrics;
@@ -77,9 +78,7 @@ pub use vm_error::VmError;
 /// Must be called before any thread is started. Logs go through `tracing` to standard error, which becomes the
 /// VM's monitor.log as soon as there is one.
 pub fn serve() -> ExitCode {
-    // The threads hardly allocate: one arena saves time and memory.
-    // SAFETY: no other thread runs yet. It fails only for an unknown parameter.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    heap::share_arena();
     // This fails only for the leader of a process group, which a spawned process is not.
     let _ = rustix::process::setsid();
     let start_mode = StartMode::Process;

@@ -29,7 +29,7 @@ use super::snapshots::{SnapshotSources, SnapshotsActor};
 use super::status::StatusPublisher;
 use super::vm::{GuestEnds, VmActor};
 use super::vsock::vsock_actor;
-use super::{guest_agent, listener, stdio};
+use super::{guest_agent, heap, listener, stdio};
 use crate::console::Console;
 use crate::launch::{RestoreOrder, StartMode};
 use crate::state::{ClaimedDir, VmDir};
@@ -186,6 +186,7 @@ impl Supervisor {
 
     /// Runs the VM until it has ended.
     pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
+        tokio::spawn(heap::trim_after_start(self.handle.status()));
         // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
         tokio::spawn(guest_agent::propagate(self.credentials, self.agent_handle));
