@@ -160,8 +160,12 @@ impl Parts {
             assert!(journal.violations.is_empty(), "{:?}", journal.violations);
         }
         parts.components.reset();
-        parts.function.machine.start();
-        assert_eq!(parts.function.machine.status(), 0xf, "a reset heals all");
+        // A reset ejects functions whose removal was requested: there is no vendor then.
+        let machine = &parts.function.machine;
+        if machine.config(0) != [0xff, 0xff] {
+            machine.start();
+            assert_eq!(machine.status(), 0xf, "a reset heals all");
+        }
     }
 }
 
