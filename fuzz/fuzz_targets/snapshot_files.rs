@@ -168,13 +168,15 @@ fn change(path: &Path, change: &Kind) {
         Kind::Remove | Kind::Link | Kind::Directory => {
             let _ = fs::remove_file(path);
             let _ = match change {
-                Kind::Link => std::os::unix::fs::symlink("/etc/passwd", path),
+                Kind::Link => std::os::unix::fs::symlink("/proc/version", path),
                 Kind::Directory => fs::create_dir(path),
                 _ => Ok(()),
             };
             return;
         }
     }
+    // Not through a link of an earlier change.
+    let _ = fs::remove_file(path);
     let _ = fs::write(path, bytes);
 }
 
