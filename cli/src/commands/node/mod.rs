@@ -248,6 +248,18 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn the_runtime_class_names_the_handler() {
+        let text = include_str!("../../../../deploy/runtimeclass.yaml");
+        let class: serde_json::Value = serde_saphyr::from_str(text).unwrap();
+        assert_eq!(
+            (&class["kind"], &class["handler"]),
+            (&"RuntimeClass".into(), &"husk".into())
+        );
+        assert_eq!(class["overhead"]["podFixed"]["memory"], "12Mi");
+        assert_eq!(class["scheduling"]["nodeSelector"]["husk.io/node"], "true");
+    }
+
     /// A directory with the programs in `built`, and places below it.
     fn node(config: &str) -> (tempfile::TempDir, InstallPaths) {
         let dir = tempfile::tempdir().unwrap();
