@@ -199,7 +199,6 @@ impl Service {
         }
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         self.report("Running");
-        give_memory_back();
         // The channel of the VM's status ends with its last handle.
         drop(embedded);
         let ended = final_status(status);
@@ -342,10 +341,4 @@ fn stop_signal() -> Result<watch::Receiver<bool>, Failure> {
 
 fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
-}
-
-/// Returns what reading the objects took to the kernel: the process lives as long as the VM.
-fn give_memory_back() {
-    // SAFETY: malloc_trim(3) may be called at any time and by any thread.
-    unsafe { libc::malloc_trim(0) };
 }

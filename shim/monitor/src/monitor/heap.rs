@@ -6,7 +6,7 @@ use husk_proto::shim::v1::{Phase, Status};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Time after the start of the VM until nothing of it is left to do.
+/// Time for the work that follows the start of a VM.
 const SETTLED: Duration = Duration::from_secs(5);
 
 /// Lets all threads share one arena of the allocator, which saves time and memory where they hardly allocate. Call it
@@ -16,7 +16,7 @@ pub(super) fn share_arena() {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Returns to the kernel what the start of the VM took and freed.
+/// Returns to the kernel the memory that the start of the VM has freed: the process lives as long as the VM.
 pub(super) async fn trim_after_start(mut status: watch::Receiver<Status>) {
     let running = |status: &Status| status.phase() == Phase::Running;
     if status.wait_for(running).await.is_ok() {
