@@ -114,6 +114,10 @@ mod tests {
         }
         policy.record_pass(1);
         assert_eq!(current_policy(), libc::SCHED_OTHER);
+        for _ in 0..(WINDOWS + 1) * WINDOW {
+            policy.record_pass(1);
+        }
+        assert_eq!(current_policy(), libc::SCHED_BATCH, "to compare again");
     }
 
     #[test]

@@ -240,6 +240,15 @@ impl Served {
         })
     }
 
+    pub fn zero(&mut self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.run(IoRequest::WriteZeroes {
+            offset,
+            len,
+            unmap,
+            durable: false,
+        })
+    }
+
     pub fn read(&mut self, offset: u64, memory: &mut [u8]) -> io::Result<()> {
         let buffers = &buffers(memory, 4096);
         self.run(IoRequest::Read { offset, buffers })

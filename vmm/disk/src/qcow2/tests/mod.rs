@@ -276,15 +276,7 @@ fn version_2_works_without_zero_clusters() {
     let (offset, len) = (65536, 4096);
     served.run(IoRequest::Discard { offset, len, durable }).unwrap();
     for (unmap, offset) in [(false, 512), (true, 5120)] {
-        let len = 4096;
-        served
-            .run(IoRequest::WriteZeroes {
-                offset,
-                len,
-                unmap,
-                durable,
-            })
-            .unwrap();
+        served.zero(offset, 4096, unmap).unwrap();
         model[offset as usize..][..4096].fill(0);
     }
     assert!(all(&disk) == model);
@@ -299,18 +291,10 @@ fn parts_of_a_disk_below_one_cluster_are_zeroed() {
     let disk = open(&file, None);
     let mut served = Served::new(&disk);
     served.write(0, &mut [3; 8192]).unwrap();
-    let (len, durable) = (1024, false);
     for (unmap, offset) in [(false, 0), (true, 2048)] {
-        served
-            .run(IoRequest::WriteZeroes {
-                offset,
-                len,
-                unmap,
-                durable,
-            })
-            .unwrap();
+        served.zero(offset, 1024, unmap).unwrap();
     }
-    let offset = 4096;
+    let (offset, len, durable) = (4096, 1024, false);
     served.run(IoRequest::Discard { offset, len, durable }).unwrap();
     let model = |at: usize| if at % 2048 < 1024 && at < 4096 { 0 } else { 3 };
     let model: Vec<u8> = (0..8192).map(model).collect();
