@@ -21,6 +21,7 @@ mod options;
 mod qcow2;
 mod reader;
 mod request;
+mod synchronous_calls;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod thread_backend;

@@ -3,9 +3,7 @@
 //! The ring is created disabled and restricted before it is enabled: it allows six operations on registered files and
 //! updates of the file table. An attacker who controls the process cannot lift the restrictions.
 //!
-//! The calling thread reads and writes a file in memory (tmpfs, ramfs) itself, without the ring. Such a file system
-//! does not support calls that must not block (`RWF_NOWAIT`), so io_uring would wake a thread of the kernel for every
-//! call, although none waits for a device.
+//! The calling thread executes some calls itself, without the ring: see [`SynchronousCalls`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,17 +15,14 @@ use io_uring::squeue::Flags;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, Submitter, opcode, squeue};
 
-use crate::blocking_call::perform;
 use crate::io_backend::{IoBackend, IoCall};
+use crate::synchronous_calls::SynchronousCalls;
 
 /// Retries of a submission for which the kernel has no memory, a millisecond apart.
 const RETRIES: u32 = 1000;
 
 /// IORING_REGISTER_FILES_UPDATE
 const REGISTER_FILES_UPDATE: u8 = 6;
-
-/// `f_type` of ramfs.
-const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
 /// Entry of the file table without a file.
 const NO_FILE: RawFd = -1;
@@ -37,10 +32,9 @@ pub(crate) struct UringBackend {
     max_files: u32,
     /// Calls in the ring.
     running: usize,
-    /// Indexed by slot: the descriptor of an attached file in memory, else [`NO_FILE`].
-    in_memory: Vec<RawFd>,
-    /// Results of calls on such files.
-    copied: VecDeque<(u16, i32)>,
+    synchronous: SynchronousCalls,
+    /// Results of calls that the calling thread executed.
+    executed: VecDeque<(u16, i32)>,
 }
 
 impl std::fmt::Debug for UringBackend {
@@ -76,15 +70,9 @@ impl UringBackend {
             ring,
             max_files,
             running: 0,
-            in_memory: Vec::new(),
-            copied: VecDeque::new(),
+            synchronous: SynchronousCalls::default(),
+            executed: VecDeque::new(),
         })
-    }
-
-    /// The descriptor of the file in `slot` if it is in memory.
-    fn file_in_memory(&self, slot: u32) -> Option<RawFd> {
-        let fd = self.in_memory.get(slot as usize).copied();
-        fd.filter(|fd| *fd != NO_FILE)
     }
 
     fn set_file(&self, slot: u32, fd: RawFd) -> io::Result<()> {
@@ -135,15 +123,6 @@ fn open_files() -> u32 {
         return u32::MAX;
     }
     limit.rlim_cur.try_into().unwrap_or(u32::MAX)
-}
-
-/// True if the file lies in a file system that keeps it in memory.
-fn is_in_memory(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: all-zero bytes are a valid statfs.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one statfs, for which there is room.
-    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } < 0;
-    !failed && [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&found.f_type)
 }
 
 fn entry(file: Fixed, call: IoCall) -> squeue::Entry {
@@ -200,31 +179,20 @@ impl IoBackend for UringBackend {
 
     fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) -> io::Result<()> {
         self.set_file(slot, file.as_raw_fd())?;
-        let index = slot as usize;
-        if is_in_memory(file) {
-            if self.in_memory.len() <= index {
-                self.in_memory.resize(index + 1, NO_FILE);
-            }
-            self.in_memory[index] = file.as_raw_fd();
-        }
+        self.synchronous.attach(slot, file);
         Ok(())
     }
 
     fn detach(&mut self, slot: u32) -> io::Result<()> {
         self.set_file(slot, NO_FILE)?;
-        if let Some(fd) = self.in_memory.get_mut(slot as usize) {
-            *fd = NO_FILE;
-        }
+        self.synchronous.detach(slot);
         Ok(())
     }
 
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
-        if let IoCall::Read { .. } | IoCall::Write { .. } = call
-            && let Some(fd) = self.file_in_memory(slot)
-        {
-            // SAFETY: the file stays attached, and the caller guarantees the call's memory.
-            let result = unsafe { perform(fd, call) };
-            return self.copied.push_back((tag, result));
+        // SAFETY: the caller guarantees the call's memory until it pops the result.
+        if let Some(result) = unsafe { self.synchronous.execute(slot, call) } {
+            return self.executed.push_back((tag, result));
         }
         let entry = entry(Fixed(slot), call).user_data(tag.into());
         // SAFETY: the caller keeps the memory that the entry points to. There is room: a tag has at most one call in
@@ -258,8 +226,8 @@ impl IoBackend for UringBackend {
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
-        if let Some(copied) = self.copied.pop_front() {
-            return Some(copied);
+        if let Some(executed) = self.executed.pop_front() {
+            return Some(executed);
         }
         let done = self.ring.completion().next()?;
         self.running -= 1;
@@ -267,7 +235,7 @@ impl IoBackend for UringBackend {
     }
 
     fn running(&self) -> usize {
-        self.running + self.copied.len()
+        self.running + self.executed.len()
     }
 
     /// The ring itself: readable while it holds completions, so there is no eventfd to write and read.
@@ -326,79 +294,35 @@ mod tests {
         assert_eq!(run(&mut ring, &opcode::Fsync::new(nowhere).build()), -libc::EBADF);
     }
 
-    fn memory_file() -> std::fs::File {
+    #[test]
+    fn a_synchronous_call_needs_no_submission() {
         // SAFETY: the name is a C string.
         let fd = unsafe { libc::memfd_create(c"disk".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
         // SAFETY: the descriptor is new and owned by nobody else.
-        unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
-    }
-
-    fn slice_of(bytes: &mut [u8]) -> libc::iovec {
-        libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        }
-    }
-
-    fn list(slice: &libc::iovec) -> IovecList {
-        let (start, count) = (std::ptr::from_ref(slice), 1);
-        IovecList { start, count }
-    }
-
-    /// The result of a call that needs no submission, if it has one.
-    fn at_once(ring: &mut UringBackend, slot: u32, call: IoCall) -> Option<(u16, i32)> {
-        // SAFETY: the callers keep the file and the buffer until the result is there.
-        unsafe { ring.push(7, slot, call) };
-        let done = ring.pop();
-        assert_eq!(done.is_some(), ring.ring.submission().is_empty());
-        done
-    }
-
-    #[test]
-    fn files_in_memory_are_copied_at_once() {
-        let (memory, other) = (memory_file(), std::fs::File::open("/proc/version").unwrap());
-        assert!(is_in_memory(memory.as_fd()) && !is_in_memory(other.as_fd()));
-        let mut ring = UringBackend::new(4, 3).unwrap();
-        ring.attach(0, other.as_fd()).unwrap();
-        ring.attach(2, memory.as_fd()).unwrap();
-        let mut bytes = *b"content!";
-        let slice = slice_of(&mut bytes);
-        let vector = list(&slice);
+        let memory: std::fs::File = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
+        let mut ring = UringBackend::new(4, 1).unwrap();
+        ring.attach(0, memory.as_fd()).unwrap();
+        let buffer = libc::iovec {
+            iov_base: b"content!".as_ptr().cast_mut().cast(),
+            iov_len: 8,
+        };
+        let vector = IovecList {
+            start: &raw const buffer,
+            count: 1,
+        };
         let write = IoCall::Write {
             offset: 4,
             vector,
-            durable: true,
-        };
-        assert_eq!(at_once(&mut ring, 2, write), Some((7, 8)));
-        let mut read = [0; 8];
-        let slice = slice_of(&mut read);
-        let vector = list(&slice);
-        let call = IoCall::Read { offset: 4, vector };
-        assert_eq!(at_once(&mut ring, 2, call), Some((7, 8)));
-        assert_eq!((read, ring.running()), (*b"content!", 0));
-        assert_eq!(at_once(&mut ring, 2, IoCall::Sync), None, "only reads and writes");
-        // Another file in the same slot.
-        ring.detach(2).unwrap();
-        ring.attach(2, other.as_fd()).unwrap();
-        assert_eq!(ring.file_in_memory(0).or(ring.file_in_memory(2)), None);
-    }
-
-    #[test]
-    fn a_failed_copy_has_the_kernels_error() {
-        let memory = memory_file();
-        let mut ring = UringBackend::new(4, 1).unwrap();
-        ring.attach(0, memory.as_fd()).unwrap();
-        let outside = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(8),
-            iov_len: 8,
-        };
-        let vector = list(&outside);
-        let write = IoCall::Write {
-            offset: 0,
-            vector,
             durable: false,
         };
-        assert_eq!(at_once(&mut ring, 0, write), Some((7, -libc::EFAULT)));
+        // SAFETY: the file and the buffer outlive the ring's use.
+        unsafe { ring.push(7, 0, write) };
+        assert_eq!((ring.running(), ring.ring.submission().is_empty()), (1, true));
+        assert_eq!(ring.pop(), Some((7, 8)));
+        assert_eq!(ring.running(), 0);
+        // SAFETY: takes no memory.
+        unsafe { ring.push(8, 0, IoCall::Sync) };
+        assert_eq!((ring.pop(), ring.ring.submission().len()), (None, 1));
     }
 }

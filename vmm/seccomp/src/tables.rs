@@ -201,8 +201,8 @@ const RING: &[AllowedSyscall] = &[any(SYS_io_uring_enter)];
 /// IORING_REGISTER_FILES_UPDATE, the only registration that the rings still allow: disks are attached and detached.
 const RING_FILES: &[AllowedSyscall] = &[when(SYS_io_uring_register, is(1, 6))];
 
-/// Images in memory, which are copied without a ring.
-const FILES_IN_MEMORY: &[AllowedSyscall] = &[any(SYS_preadv2), any(SYS_pwritev2)];
+/// Reads and writes of an image that need no ring.
+const SYNCHRONOUS_CALLS: &[AllowedSyscall] = &[any(SYS_preadv2), any(SYS_pwritev2)];
 
 /// Metadata and content of open files.
 const READ_FILES: &[AllowedSyscall] = &[
@@ -375,7 +375,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
             WRITE_FILES,
         ],
         ThreadRole::Vcpu => &[KVM_RUN, RUNTIME, STARTING, EVENTS, KVM_VCPU, KVM_WIRING, VHOST],
-        ThreadRole::Blk => &[RUNTIME, EVENTS, SCHED_POLICY, RING, FILES_IN_MEMORY],
+        ThreadRole::Blk => &[RUNTIME, EVENTS, SCHED_POLICY, RING, SYNCHRONOUS_CALLS],
         // It drops the last handles of its disks, which closes images.
         ThreadRole::Scsi => &[
             RUNTIME,
@@ -384,7 +384,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
             SCHED_POLICY,
             RING,
             RING_FILES,
-            FILES_IN_MEMORY,
+            SYNCHRONOUS_CALLS,
             READ_FILES,
             WRITE_FILES,
         ],

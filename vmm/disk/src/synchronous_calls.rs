@@ -1,0 +1,276 @@
+//! Reads and writes that the calling thread executes itself, without the ring.
+//!
+//! io_uring tries a call with `RWF_NOWAIT`, and wakes a thread of the kernel if the file system does not support that.
+//! Some file systems never do, although such calls rarely wait:
+//!
+//! - tmpfs and ramfs, which have no device;
+//! - ext4 for writes to the page cache. These can wait, for writeback or for the journal. While they take long, the
+//!   ring has them.
+
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::blocking_call::perform;
+use crate::io_backend::IoCall;
+
+/// `f_type` of ramfs.
+const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
+
+/// Time per write, averaged, above which writes wait for something.
+const SLOW: Duration = Duration::from_millis(1);
+
+/// A write's share in the average.
+const SHARE: u32 = 8;
+
+/// The ring has the writes for this many times the average, so the thread waits for a hundredth of the time.
+const RING_TIME: u32 = 100;
+
+/// Calls of a file that need no ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Synchronous {
+    None,
+    Writes(RawFd),
+    ReadsAndWrites(RawFd),
+}
+
+/// The attached files, and the time that writes take.
+#[derive(Debug, Default)]
+pub(crate) struct SynchronousCalls {
+    /// Indexed by slot.
+    files: Vec<Synchronous>,
+    /// Moving average.
+    write_time: Duration,
+    /// Until then the ring has the writes to ext4.
+    ring_until: Option<Instant>,
+}
+
+impl SynchronousCalls {
+    /// Attaches `file`, which stays open until [`SynchronousCalls::detach`].
+    pub fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) {
+        self.set(slot, synchronous(file));
+    }
+
+    pub fn detach(&mut self, slot: u32) {
+        self.set(slot, Synchronous::None);
+    }
+
+    fn set(&mut self, slot: u32, calls: Synchronous) {
+        let index = slot as usize;
+        if self.files.len() <= index {
+            self.files.resize(index + 1, Synchronous::None);
+        }
+        self.files[index] = calls;
+    }
+
+    /// Executes the call if it needs no ring. Returns the kernel's result, negative for an error number.
+    ///
+    /// # Safety
+    /// The call's iovecs and the memory that they name are valid.
+    pub unsafe fn execute(&mut self, slot: u32, call: IoCall) -> Option<i32> {
+        let file = *self.files.get(slot as usize)?;
+        match (file, call) {
+            (Synchronous::ReadsAndWrites(fd), IoCall::Read { .. } | IoCall::Write { .. }) => {
+                // SAFETY: the file stays attached, and the caller guarantees the call's memory.
+                Some(unsafe { perform(fd, call) })
+            }
+            (Synchronous::Writes(fd), IoCall::Write { durable: false, .. }) => {
+                let start = Instant::now();
+                if self.ring_until.is_some_and(|end| start < end) {
+                    return None;
+                }
+                // SAFETY: as above.
+                let result = unsafe { perform(fd, call) };
+                self.took(start.elapsed(), start);
+                Some(result)
+            }
+            _ => None,
+        }
+    }
+
+    /// Counts a write that took `time`, and leaves the next ones to the ring if writes are slow.
+    fn took(&mut self, time: Duration, start: Instant) {
+        self.write_time = self.write_time * (SHARE - 1) / SHARE + time / SHARE;
+        if self.write_time > SLOW {
+            self.ring_until = Some(start + time + self.write_time * RING_TIME);
+            self.write_time = Duration::ZERO;
+        }
+    }
+}
+
+fn synchronous(file: BorrowedFd<'_>) -> Synchronous {
+    // SAFETY: all-zero bytes are a valid statfs.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one statfs, for which there is room.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } < 0 {
+        return Synchronous::None;
+    }
+    match found.f_type {
+        libc::TMPFS_MAGIC | RAMFS_MAGIC => Synchronous::ReadsAndWrites(file.as_raw_fd()),
+        // Also ext2's and ext3's.
+        libc::EXT4_SUPER_MAGIC if uses_page_cache(file) => Synchronous::Writes(file.as_raw_fd()),
+        _ => Synchronous::None,
+    }
+}
+
+fn uses_page_cache(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: fcntl(F_GETFL) takes no pointer.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_DIRECT == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+    use crate::io_backend::IovecList;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A buffer, and the calls that use it.
+    struct Buffer(libc::iovec);
+
+    impl Buffer {
+        fn new(bytes: &mut [u8]) -> Self {
+            Self(libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            })
+        }
+
+        fn vector(&self) -> IovecList {
+            IovecList {
+                start: &raw const self.0,
+                count: 1,
+            }
+        }
+
+        fn read(&self) -> IoCall {
+            IoCall::Read {
+                offset: 4,
+                vector: self.vector(),
+            }
+        }
+
+        fn write(&self, durable: bool) -> IoCall {
+            IoCall::Write {
+                offset: 4,
+                vector: self.vector(),
+                durable,
+            }
+        }
+    }
+
+    fn memory_file() -> File {
+        // SAFETY: the name is a C string.
+        let fd = unsafe { libc::memfd_create(c"disk".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor is new and owned by nobody else.
+        unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
+    }
+
+    fn execute(calls: &mut SynchronousCalls, slot: u32, call: IoCall) -> Option<i32> {
+        // SAFETY: the callers keep the buffer of the call.
+        unsafe { calls.execute(slot, call) }
+    }
+
+    /// As if `file` were on ext4.
+    fn writes(file: &File) -> SynchronousCalls {
+        let mut calls = SynchronousCalls::default();
+        calls.set(0, Synchronous::Writes(file.as_raw_fd()));
+        calls
+    }
+
+    #[test]
+    fn files_in_memory_need_no_ring() {
+        let (memory, other) = (memory_file(), File::open("/proc/version").unwrap());
+        let mut calls = SynchronousCalls::default();
+        calls.attach(0, other.as_fd());
+        calls.attach(2, memory.as_fd());
+        let (mut from, mut to) = (*b"content!", [0; 8]);
+        let (source, target) = (Buffer::new(&mut from), Buffer::new(&mut to));
+        assert_eq!(execute(&mut calls, 2, source.write(true)), Some(8));
+        assert_eq!(execute(&mut calls, 2, target.read()), Some(8));
+        assert_eq!(to, from);
+        assert_eq!(execute(&mut calls, 2, IoCall::Sync), None);
+        let outside = Buffer(libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(8),
+            iov_len: 8,
+        });
+        assert_eq!(
+            execute(&mut calls, 2, outside.write(false)),
+            Some(-libc::EFAULT),
+            "the kernel's error"
+        );
+        for slot in [0, 1, 3] {
+            assert_eq!(execute(&mut calls, slot, target.read()), None);
+        }
+        calls.detach(2);
+        assert_eq!(execute(&mut calls, 2, target.read()), None);
+    }
+
+    #[test]
+    fn only_writes_to_the_page_cache_of_ext4_need_no_ring() {
+        let file = memory_file();
+        let mut calls = writes(&file);
+        let mut bytes = [1; 8];
+        let buffer = Buffer::new(&mut bytes);
+        assert_eq!(execute(&mut calls, 0, buffer.write(false)), Some(8));
+        assert_eq!(execute(&mut calls, 0, buffer.write(true)), None, "durable");
+        assert_eq!(execute(&mut calls, 0, buffer.read()), None);
+        assert!(uses_page_cache(file.as_fd()));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let direct = File::options()
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path())
+            .unwrap();
+        assert!(!uses_page_cache(direct.as_fd()));
+    }
+
+    #[test]
+    fn the_ring_has_writes_while_they_are_slow() {
+        let file = memory_file();
+        let mut bytes = [1; 8];
+        let buffer = Buffer::new(&mut bytes);
+        // The sequence of times that writes take, and whether the next one needs no ring.
+        let fast = [MS / 100; 32];
+        let cases: [(&[Duration], bool); 5] = [
+            (&fast, true),
+            // Another thread ran.
+            (&[MS * 6], true),
+            (&[MS * 10], false),
+            (&[MS * 2; 5], true),
+            (&[MS * 2; 6], false),
+        ];
+        for (times, synchronous) in cases {
+            let mut calls = writes(&file);
+            times.iter().for_each(|time| calls.took(*time, Instant::now()));
+            let result = execute(&mut calls, 0, buffer.write(false));
+            assert_eq!(result.is_some(), synchronous, "{times:?}");
+        }
+    }
+
+    #[test]
+    fn slow_writes_return_from_the_ring() {
+        let file = memory_file();
+        let mut bytes = [1; 8];
+        let buffer = Buffer::new(&mut bytes);
+        let mut calls = writes(&file);
+        // An average of 25 ms.
+        let start = Instant::now();
+        calls.took(MS * 200, start);
+        assert_eq!(calls.ring_until, Some(start + MS * 2700));
+        assert_eq!(execute(&mut calls, 0, buffer.write(false)), None);
+        calls.ring_until = Some(start);
+        assert_eq!(execute(&mut calls, 0, buffer.write(false)), Some(8));
+        calls.took(MS * 6, Instant::now());
+        assert_eq!(
+            execute(&mut calls, 0, buffer.write(false)),
+            Some(8),
+            "the average starts again"
+        );
+    }
+}
