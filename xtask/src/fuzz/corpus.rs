@@ -1,10 +1,11 @@
 //! The inputs of a target: those of this checkout's runs, and the small set under version control.
 
+use super::confinement::confined;
 use crate::checkout;
 use crate::progress::ends_with_this_process;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Most inputs of a target under version control, and their total length in bytes.
 const STORED: (usize, u64) = (24, 16 << 10);
@@ -23,15 +24,16 @@ pub fn stored(target: &str) -> PathBuf {
 /// a summary.
 pub fn minimise(program: &Path, target: &str) -> Result<String> {
     let merged = tempfile::tempdir()?;
-    let mut command = Command::new(program);
-    command
-        .args(["-set_cover_merge=1", "-max_len=4096"])
-        .arg(merged.path())
-        .arg(working(target)?);
-    let stored = checkout::folder(stored(target))?;
-    command.arg(&stored).stdin(Stdio::null()).stdout(Stdio::null());
-    ends_with_this_process(&mut command);
-    let output = command.output()?;
+    let (working, stored) = (working(target)?, checkout::folder(stored(target))?);
+    let output = confined(program, &[merged.path()], |mut command| {
+        command
+            .args(["-set_cover_merge=1", "-max_len=4096"])
+            .args([merged.path(), &working, &stored])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        ends_with_this_process(&mut command);
+        Ok(command.output()?)
+    })?;
     if !output.status.success() {
         bail!(
             "{target}: {}: {}",

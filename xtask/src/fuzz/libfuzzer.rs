@@ -1,5 +1,6 @@
 //! One run of a target, which is a program with libFuzzer in it.
 
+use super::confinement::confined;
 use super::corpus::stored;
 use crate::checkout;
 use crate::progress::ends_with_this_process;
@@ -7,7 +8,7 @@ use anyhow::{Context, Result};
 use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
 
 /// Time in seconds that one input may take.
@@ -74,36 +75,24 @@ impl fmt::Display for Finding {
 /// Runs `target` for `seconds`. New inputs go to the folder `corpus`.
 pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32) -> Result<Outcome> {
     let artifacts = checkout::folder(checkout::target().join("fuzz/artifacts").join(target))?;
-    let mut command = Command::new(program);
-    command
-        .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-timeout={INPUT_LIMIT}"))
-        .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
-        // 0 has a meaning of its own.
-        .arg(format!("-seed={}", seed.max(1)))
-        .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        // Long inputs at once: a short program does little.
-        .args(["-len_control=0", "-print_final_stats=1"])
-        .arg(corpus);
-    let stored = stored(target);
-    if stored.is_dir() {
-        command.arg(stored);
-    }
-    ends_with_this_process(&mut command);
     let started = Instant::now();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    let mut output = Output::default();
-    if let Some(stderr) = child.stderr.take() {
-        for line in BufReader::new(stderr).split(b'\n') {
-            output.line(&String::from_utf8_lossy(&line?));
+    let (status, output) = confined(program, &[corpus, &artifacts], |mut command| {
+        command
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-timeout={INPUT_LIMIT}"))
+            .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
+            // 0 has a meaning of its own.
+            .arg(format!("-seed={}", seed.max(1)))
+            .arg(format!("-artifact_prefix={}/", artifacts.display()))
+            // Long inputs at once: a short program does little.
+            .args(["-len_control=0", "-print_final_stats=1"])
+            .arg(corpus);
+        let stored = stored(target);
+        if stored.is_dir() {
+            command.arg(stored);
         }
-    }
-    let status = child.wait()?;
+        observe(command)
+    })?;
     let finding = (!status.success()).then(|| Finding {
         target: target.to_owned(),
         input: output.input,
@@ -117,13 +106,31 @@ pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32)
     })
 }
 
+/// Runs the command to its end, and reads its output.
+fn observe(mut command: Command) -> Result<(ExitStatus, Output)> {
+    ends_with_this_process(&mut command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    let mut output = Output::default();
+    if let Some(stderr) = child.stderr.take() {
+        for line in BufReader::new(stderr).split(b'\n') {
+            output.line(&String::from_utf8_lossy(&line?));
+        }
+    }
+    Ok((child.wait()?, output))
+}
+
 /// Runs one input, with the output of the target on the terminal.
 pub fn repeat(program: &Path, input: &Path) -> Result<ExitCode> {
     std::fs::File::open(input).with_context(|| input.display().to_string())?;
-    let status = Command::new(program)
-        .arg(format!("-timeout={INPUT_LIMIT}"))
-        .arg(input)
-        .status()?;
+    let status = confined(program, &[], |mut command| {
+        command.arg(format!("-timeout={INPUT_LIMIT}")).arg(input);
+        Ok(command.status()?)
+    })?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {

@@ -1,9 +1,11 @@
 //! `cargo xtask fuzz`: builds the targets of `fuzz/` with coverage and runs each for some time.
 //!
 //! The stable compiler instruments them as cargo-fuzz does, without a sanitizer. Each target writes to a corpus in
-//! `target/fuzz/corpus`, which later runs go on with, and starts from the inputs in `fuzz/corpus`.
+//! `target/fuzz/corpus`, which later runs go on with, and starts from the inputs in `fuzz/corpus`. It can write nowhere else
+//! (`confinement.rs`).
 
 mod build;
+mod confinement;
 mod corpus;
 mod libfuzzer;
 mod planted;
