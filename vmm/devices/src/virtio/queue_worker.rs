@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use husk_seccomp::ThreadRole;
 use virtio_queue::{QueueOwnedT, QueueT};
@@ -14,6 +15,9 @@ use super::chain::{Segment, segments};
 use super::{Activation, ActiveQueue, VirtioInterrupt};
 use crate::worker::Worker;
 use crate::{GuestMem, GuestMemMmap};
+
+/// Time after which a worker looks for a stop, beside that of the request it is at.
+const PASS_LIMIT: Duration = Duration::from_millis(10);
 
 /// Serves the requests of a device.
 pub(crate) trait RequestHandler: Send + 'static {
@@ -133,8 +137,8 @@ impl<H: RequestHandler> QueueServer<H> {
         Ok(epoll)
     }
 
-    /// Serves at most one queue's worth of requests, so that a guest cannot prevent a stop. Returns true if there are
-    /// more.
+    /// Serves at most one queue's worth of requests, and only for some time, so that a guest cannot prevent a stop.
+    /// Returns true if there are more.
     fn pass(&mut self, slot: usize) -> Result<bool, String> {
         let mem = self.mem.memory();
         let active = &mut self.queues[slot];
@@ -142,7 +146,11 @@ impl<H: RequestHandler> QueueServer<H> {
         let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
         active.queue.disable_notification(&*mem).map_err(|e| broken(&e))?;
         let (mut used, mut exhausted) = (false, false);
+        let start = Instant::now();
         for _ in 0..active.queue.size() {
+            if start.elapsed() >= PASS_LIMIT {
+                break;
+            }
             let Some(chain) = active.queue.iter(&*mem).map_err(|e| broken(&e))?.next() else {
                 exhausted = true;
                 break;

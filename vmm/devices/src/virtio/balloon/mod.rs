@@ -22,6 +22,10 @@ const PAGE: u64 = 4096;
 
 /// Bytes of `struct virtio_balloon_config`.
 const CONFIG_SIZE: usize = 16;
+
+/// Most page numbers of a request, each of which may take a system call. Linux sends 256, Windows 1,024.
+const MAX_NUMBERS: usize = 1 << 16;
+
 const ACTUAL_OFFSET: u64 = 4;
 
 const INFLATE: u16 = 0;
@@ -240,6 +244,10 @@ impl RequestHandler for BalloonHandler {
 /// Drops the pages whose numbers are in `segments` (section 5.5.6), runs of neighbours in one go.
 fn inflate(mem: &GuestMemMmap, segments: &[Segment]) -> Result<(), &'static str> {
     const NUMBER: usize = size_of::<u32>();
+    let bytes: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
+    if bytes > (MAX_NUMBERS * NUMBER) as u64 {
+        return Err("a request with too many page numbers");
+    }
     let mut numbers = [0; 256 * NUMBER];
     for segment in segments {
         // First page and pages of the run so far.

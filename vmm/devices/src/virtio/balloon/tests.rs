@@ -233,6 +233,20 @@ fn a_page_list_outside_of_memory_sets_device_needs_reset() {
     bench.balloon.reset();
 }
 
+#[test]
+fn a_page_list_without_an_end_sets_device_needs_reset() {
+    let mut bench = bench(2);
+    let most = (MAX_NUMBERS * 4) as u32;
+    bench.inflate.add(&[(LIST, most, 0)]);
+    bench.inflate.kick();
+    bench.inflate.wait();
+    // The same list again and again.
+    bench.inflate.add(&[(LIST, most, 0), (LIST, 4, 0)]);
+    bench.inflate.kick();
+    wait_for("a reset", || bench.interrupts.reset());
+    bench.balloon.reset();
+}
+
 fn target(balloon: &Balloon) -> u32 {
     let mut bytes = [0; 4];
     balloon.read_config(0, &mut bytes);
