@@ -22,6 +22,10 @@ pub(crate) const SERIAL_LEN: usize = 20;
 /// Bytes of `struct virtio_blk_req` before the data.
 const HEADER_LEN: usize = 16;
 
+/// Most bytes of a read or write, as of virtio-scsi. Linux sends 1.25 MiB by default. A pause waits for all requests, and
+/// a guest may give the same buffer to each.
+const MAX_TRANSFER: u64 = 32 << 20;
+
 /// Outcome of a request, as the driver reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlkStatus {
@@ -234,7 +238,7 @@ impl RequestLayout {
 /// Offset on the disk, in bytes, of a transfer of the bytes of `segments`.
 fn transfer_offset(segments: &[Segment], sector: u64, limits: &RequestLimits) -> Result<u64, BlkStatus> {
     let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
-    if len == 0 || !len.is_multiple_of(SECTOR) {
+    if len == 0 || len > MAX_TRANSFER || !len.is_multiple_of(SECTOR) {
         return Err(BlkStatus::IoError);
     }
     disk_offset(sector, len / SECTOR, limits)

@@ -177,6 +177,8 @@ impl QueueWorker {
 
     /// Starts the request that was parsed last.
     fn start(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), DeviceError> {
+        // The driver may have changed the cache mode since the last request.
+        self.limits.durable = self.context.durable();
         let (status, writable) = (self.layout.status(), self.layout.writable_len());
         match self.layout.action(mem, &self.limits) {
             Action::Finish(outcome, written) => {
@@ -290,10 +292,13 @@ impl WorkerContext {
     fn current_limits(&self) -> RequestLimits {
         let mut limits = self.limits;
         limits.capacity = self.disk.size() / SECTOR;
-        if let Some(writeback) = &self.writeback {
-            limits.durable |= !writeback.load(Ordering::Relaxed);
-        }
         limits
+    }
+
+    /// True if writes must be on stable storage when they complete.
+    fn durable(&self) -> bool {
+        let writethrough = |writeback: &Arc<AtomicBool>| !writeback.load(Ordering::Relaxed);
+        self.limits.durable || self.writeback.as_ref().is_some_and(writethrough)
     }
 }
 

@@ -275,6 +275,25 @@ fn the_drivers_cache_mode_makes_writes_durable() {
 }
 
 #[test]
+fn transfers_are_bounded() {
+    let mut bench = bench(true, 8);
+    // The same buffer several times.
+    let most = [(DATA, 2 << 20, WRITE); 16];
+    let (_, refused) = bench.add(0, &[&most[..], &[(DATA, 512, WRITE)]].concat());
+    bench.driver.kick();
+    bench.driver.wait();
+    assert_eq!(bench.status(refused), 1);
+    bench.add(0, &most);
+    bench.driver.kick();
+    let made = bench.submitted(1);
+    assert_eq!(made.len(), 1);
+    bench.done(&[made[0].tag]);
+    bench.driver.wait();
+    bench.stop.write(1).unwrap();
+    bench.stopped();
+}
+
+#[test]
 fn memory_is_mapped_until_the_disk_is_closed() {
     let mut bench = bench(true, 8);
     let old = Arc::downgrade(&bench.mem.memory().into_inner());
