@@ -98,6 +98,13 @@ impl Controller {
                 if tags.is_empty() {
                     return self.answer_function(mem, head, &[code as u8]);
                 }
+                let size = self
+                    .virtqueues
+                    .queue(CONTROL)
+                    .map_or(0, |vq| vq.active.queue.size());
+                if self.functions.len() >= size.into() {
+                    return Err("more functions than entries of the queue".into());
+                }
                 // The function ends tasks, and always succeeds.
                 self.functions.push(PendingFunction {
                     mem: Arc::clone(mem),

@@ -35,6 +35,24 @@ fn an_aborted_task_is_answered_before_its_function_and_after_its_io() {
 }
 
 #[test]
+fn a_driver_cannot_start_functions_without_end() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let lun = field(at(0, 0));
+    guest.add_with(lun, 70, 0, &read10(0, 8), &[(DATA, 4096, WRITE)]);
+    guest.request[0].kick();
+    let made = Guest::made(&script, 1);
+    // It uses the same descriptors again before they are returned.
+    for _ in 0..QUEUE_SIZE {
+        guest.manage(ABORT_TASK, lun, 70);
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!guest.is_broken());
+    guest.manage(ABORT_TASK, lun, 70);
+    wait_for("a reset", || guest.interrupts.reset());
+    script.finish(made[0].tag, Ok(()));
+}
+
+#[test]
 fn functions_that_reset_end_all_tasks_of_a_unit_and_no_other() {
     for (kind, code, attention) in [
         (ABORT_TASK_SET, 2, None),
