@@ -230,8 +230,8 @@ impl Vmm for VmmService {
         request: Request<pb::AddDiskRequest>,
     ) -> Result<Response<pb::AddDiskResponse>, Status> {
         let disks = self.ask(VmmCommand::Disks).await?;
-        let fds = self.fds.clone();
-        let added = detached(async move { disks::add(&fds, disks, request.into_inner().disk).await }).await?;
+        // Not detached: the monitor gives up an image that takes long to open, and then nothing may be added.
+        let added = disks::add(&self.fds, disks, request.into_inner().disk).await?;
         Ok(Response::new(added))
     }
 
@@ -259,8 +259,8 @@ impl Vmm for VmmService {
     ) -> Result<Response<pb::InsertDiscResponse>, Status> {
         let disc = request.into_inner().disc.ok_or_else(|| missing("disc"))?;
         let disks = self.ask(VmmCommand::Disks).await?;
-        let fds = self.fds.clone();
-        let bytes = detached(async move { discs::insert(&fds, disks.scsi, disc).await }).await?;
+        // Not detached, as in `add_disk`.
+        let bytes = discs::insert(&self.fds, disks.scsi, disc).await?;
         Ok(Response::new(pb::InsertDiscResponse { bytes }))
     }
 

@@ -9,7 +9,7 @@ use husk_volumes::OpenDisk;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
-use super::{AT_ONCE, DisksActor, REMOVED_WITHIN, RemovalResult, address};
+use super::{AT_ONCE, DROPPED_WITHIN, DisksActor, REMOVED_WITHIN, RemovalResult, address};
 use crate::monitor::vm_config;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
@@ -35,9 +35,12 @@ impl DisksActor {
             Ok(bytes) => bytes,
             Err(error) => {
                 if matches!(error, VmError::TimedOut(_)) {
-                    // The VMM may insert it later. Eject it then.
+                    // The VMM drops the request, but its controller may have the disc already.
                     let name = drive.name.clone();
-                    tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.eject(&name)).await });
+                    tokio::spawn(async move {
+                        sleep(DROPPED_WITHIN).await;
+                        timeout(REMOVED_WITHIN, connection.eject(&name)).await
+                    });
                 }
                 return Err(error);
             }

@@ -24,7 +24,7 @@ use husk_vmi::{ClaimSize, DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress
 use husk_volumes::{OpenDisk, VolumeError, VolumeFault};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::error_chain::error_chain;
@@ -40,6 +40,8 @@ pub(super) use table::DiskTable;
 
 /// Maximum time for the VMM to add or resize a disk.
 const AT_ONCE: Duration = Duration::from_secs(30);
+/// Maximum time in which the VMM drops a request that was given up.
+const DROPPED_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum time to wait for a removal. The guest has 5 s, then its writes are flushed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 /// The same for a paused VM, where only devices that the guest does not use can be removed.
@@ -350,7 +352,10 @@ impl DisksActor {
                 if matches!(error, VmError::TimedOut(_)) {
                     // The VMM may add it later. Remove it then.
                     let name = disk.name.clone();
-                    tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.remove(&name)).await });
+                    tokio::spawn(async move {
+                        sleep(DROPPED_WITHIN).await;
+                        timeout(REMOVED_WITHIN, connection.remove(&name)).await
+                    });
                 }
                 return Err(error);
             }
