@@ -41,3 +41,54 @@ impl DisksActor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use husk_vmi::{Loaded, PodResources, VmPlan};
+    use serde_json::json;
+    use tokio::task::spawn_blocking;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::vm_environment::VmEnvironment;
+
+    fn plan() -> VmPlan {
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "vm"},
+            "spec": {
+                "domain": {
+                    "memory": {"guest": "128Mi"},
+                    "devices": {"disks": [{"name": "root", "disk": {"bus": "virtio"}}]},
+                },
+                "volumes": [{"name": "root", "hostDisk": {"type": "Disk", "path": "/disk.img"}}],
+            },
+        });
+        let Loaded::Vmi(vmi) = husk_vmi::load(&vmi.to_string()).unwrap().remove(0) else {
+            panic!("it is a VMI")
+        };
+        husk_vmi::plan(&vmi, &PodResources::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_waits_for_the_size_check_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let environment = Arc::new(VmEnvironment::of_caller(None));
+        let (mut actor, handle) = DisksActor::new(plan(), folder.path().join("plan.json"), environment);
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        actor.size_check = Some(spawn_blocking(move || {
+            let _ = ended.recv();
+            Vec::new()
+        }));
+        let actor = tokio::spawn(actor.run());
+        let mut hold = pin!(handle.hold());
+        assert!(timeout(Duration::from_millis(100), &mut hold).await.is_err());
+        end.send(()).unwrap();
+        let (_stays, set) = hold.await.unwrap();
+        assert_eq!(set.plan.disks.len(), 1);
+        actor.abort();
+    }
+}

@@ -200,6 +200,8 @@ pub(super) struct DisksActor {
     kept: HashMap<String, Arc<KeptDisk>>,
     held: Weak<()>,
     size_check: Option<JoinHandle<Sizes>>,
+    /// Snapshots that wait for the current size check.
+    hold_waiters: Vec<Reply<(Hold, DiskSet)>>,
     /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<Vec<String>>>,
     next_waiters: Vec<oneshot::Sender<Vec<String>>>,
@@ -235,6 +237,7 @@ impl DisksActor {
             kept: HashMap::new(),
             held: Weak::new(),
             size_check: None,
+            hold_waiters: Vec::new(),
             waiters: HashMap::new(),
             removals: JoinSet::new(),
         };
@@ -266,7 +269,14 @@ impl DisksActor {
                     for reply in self.size_waiters.drain(..) {
                         let _ = reply.send(grown.clone());
                     }
-                    if !self.next_waiters.is_empty() {
+                    for reply in std::mem::take(&mut self.hold_waiters) {
+                        let _ = reply.send(self.hold());
+                    }
+                    if self.is_held() {
+                        for reply in self.next_waiters.drain(..) {
+                            let _ = reply.send(Vec::new());
+                        }
+                    } else if !self.next_waiters.is_empty() {
                         self.check_sizes();
                     }
                 }
@@ -287,6 +297,8 @@ impl DisksActor {
                 self.kept.extend(kept.map(|(name, kept)| (name, Arc::new(kept))));
                 self.table.set_plugged(disks.plugged);
             }
+            // The check under way may extend an image.
+            DiskCommand::Hold(reply) if self.size_check.is_some() => self.hold_waiters.push(reply),
             DiskCommand::Hold(reply) => drop(reply.send(self.hold())),
             DiskCommand::CheckSizes(_, reply) if self.is_held() => drop(reply.send(Vec::new())),
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
@@ -350,7 +362,7 @@ impl DisksActor {
             Ok(address) => address,
             Err(error) => {
                 if matches!(error, VmError::TimedOut(_)) {
-                    // The VMM may add it later. Remove it then.
+                    // The VMM drops the request, but its controller may have the disk already.
                     let name = disk.name.clone();
                     tokio::spawn(async move {
                         sleep(DROPPED_WITHIN).await;
