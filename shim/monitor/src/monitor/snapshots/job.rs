@@ -34,8 +34,9 @@ use crate::snapshot::{
 
 /// Interval between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Interval between attempts to let the VM go on after a save that was interrupted.
+/// First interval between attempts to let the VM go on after a save that was interrupted. It doubles up to the last.
 const AGAIN: Duration = Duration::from_millis(20);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(1);
 
 /// One snapshot.
 pub(super) struct SnapshotJob {
@@ -121,11 +122,17 @@ impl SnapshotJob {
         let progress = self.progress.clone();
         let directory = self.order.directory.display().to_string();
         let mut held = false;
-        let made = tokio::select! {
+        let mut made = tokio::select! {
             made = self.make(&mut held) => made,
             () = progress.closed() => Err(VmError::unavailable("the client is gone")),
         };
         // From here on it is not given up: the VM may not go on without its knowledge.
+        if made.is_ok() && !self.order.resume {
+            // The user's pause follows that for the snapshot without a gap.
+            if let Err(error) = self.pause(PauseReason::User).await {
+                made = Err(error);
+            }
+        }
         let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside)));
         if held {
             self.release().await;
@@ -211,13 +218,8 @@ impl SnapshotJob {
             };
             Ok(new.complete(&snapshot)?)
         });
-        let complete = complete.await?;
-        if !self.order.resume {
-            // The user's pause follows that for the snapshot without a gap.
-            self.pause(PauseReason::User).await?;
-        }
         Ok(Made {
-            complete,
+            complete: complete.await?,
             outside: outside.into_iter().map(|disk| disk.volume).collect(),
         })
     }
@@ -265,15 +267,19 @@ impl SnapshotJob {
         Ok(())
     }
 
-    /// The same, also if the VMM has not noticed yet that a save was interrupted.
+    /// The same, also if a save that was interrupted has not ended in the VMM. It may be writing to storage that does not
+    /// answer, and until it ends nobody else can resume the VM.
     async fn release(&mut self) {
-        let deadline = Instant::now() + VMM_TIMEOUT;
+        let mut interval = AGAIN;
         loop {
             match self.resume().await {
                 Ok(()) => return,
-                Err(VmError::WrongState(_)) if Instant::now() < deadline => sleep(AGAIN).await,
                 // The VM has ended.
                 Err(_) if self.sources.vmm.borrow().is_none() => return,
+                Err(VmError::WrongState(_)) => {
+                    sleep(interval).await;
+                    interval = AGAIN_AT_MOST.min(interval * 2);
+                }
                 Err(error) => return warn!(%error, "the VM does not go on after a snapshot"),
             }
         }
