@@ -234,6 +234,38 @@ async fn a_restored_guest_may_stay_paused_and_be_saved_again() {
 }
 
 #[tokio::test]
+async fn a_guest_that_is_booted_paused_does_not_run_and_is_saved() {
+    let mut rig = Rig::start().await;
+    let config = rig.config(&letters()).await;
+    rig.create(config).await.unwrap();
+    rig.client.boot(pb::BootRequest { paused: true }).await.unwrap();
+    for reset in [false, true] {
+        if reset {
+            rig.client.reset(pb::ResetRequest {}).await.unwrap();
+        }
+        assert_eq!(state(&mut rig).await.state(), State::Paused);
+        let live = Saved::empty();
+        live.precopy(&mut rig).await.unwrap();
+        rig.client.pause(reason(PauseReason::Snapshot)).await.unwrap();
+        live.save_rest(&mut rig).await.unwrap();
+        let whole = Saved::empty();
+        whole.save(&mut rig).await.unwrap();
+        rig.client
+            .resume(taken_back(PauseReason::Snapshot))
+            .await
+            .unwrap();
+        assert_eq!(drain(&rig.console).await, None, "it has run");
+        for saved in [live, whole] {
+            let mut clone = saved.created().await.unwrap();
+            clone.boot().await.unwrap();
+            clone.read_console(40).await;
+        }
+    }
+    rig.client.resume(pb::ResumeRequest::default()).await.unwrap();
+    rig.read_console(40).await;
+}
+
+#[tokio::test]
 async fn each_reason_to_be_paused_is_taken_back_alone() {
     let (mut rig, _) = paused().await;
     rig.client.pause(reason(PauseReason::User)).await.unwrap();

@@ -53,6 +53,8 @@ impl Vm {
         running.machine.arm(entry).map_err(VmExit::error)?;
         crate::memory_trim::drop_text_pages();
         if paused {
+            // So it can be saved, and nothing but a resume runs it.
+            running.machine.pause().map_err(VmExit::error)?;
             if self.pause_reasons.is_empty() {
                 self.pause_reasons.insert(PauseReason::User);
             }
