@@ -333,3 +333,16 @@ fn a_bad_filesystem_does_not_hide_a_good_one() {
     let entry = find(gpt(&[(LINUX, bad), (LINUX, IMAGES[1].clone())])).unwrap();
     assert_eq!(entry.source, "partition 2 (ext4), /boot/grub/grub.cfg, entry 'a'");
 }
+
+#[test]
+fn scripts_are_bounded_before_they_are_parsed() {
+    // A function keeps its body, which takes a hundred times its text.
+    let function = |name: &str| format!("function {name} {{\n{}}}\n", "a\n".repeat(500_000));
+    let names = ["f", "g", "h"];
+    let files = names.map(|name| (format!("/boot/grub/{name}"), function(name)));
+    let config = names.map(|name| format!("source /boot/grub/{name}\n")).concat();
+    let mut tree = vec![("/boot/grub/grub.cfg", config.as_bytes())];
+    tree.extend(files.iter().map(|(path, text)| (path.as_str(), text.as_bytes())));
+    let error = find(fat(8, &tree)).unwrap_err().to_string();
+    assert!(error.contains("the script exceeds the work limit"), "{error}");
+}

@@ -15,8 +15,8 @@ use crate::bls;
 use crate::disk::{FileRef, PartitionedDisk};
 use crate::volume::normalise;
 
-/// Maximum work of all scripts: a word expanded counts one, 64 bytes of it another, a command that looks at the disk
-/// 100.
+/// Maximum work of all scripts: two bytes read count one, a word expanded another, 64 bytes of it another, a command
+/// that looks at the disk 100.
 const MAX_WORK: usize = 1_000_000;
 /// Maximum nesting of functions and files.
 const MAX_DEPTH: usize = 16;
@@ -320,6 +320,8 @@ impl<'a> Interpreter<'a> {
         let Ok(text) = self.disk.text(file) else {
             return Ok(false);
         };
+        // A function keeps its body, which takes many times its text.
+        self.work(text.len() / 2)?;
         let block = script::parse(&text).map_err(|e| ScriptError::Syntax(file.path.clone(), e))?;
         self.nested(|s| s.run(&block))
     }
