@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use husk_devices::throttle::Throttle;
 use husk_devices::virtio::chain::{self, Segment};
@@ -28,6 +28,9 @@ const WAKEUP: u64 = 2;
 const ERROR: u64 = 3;
 /// First of the event numbers of the forwarded interrupts.
 const CALL: u64 = 4;
+
+/// Time after which the worker looks for a stop, beside that of the command it is at.
+const PASS_LIMIT: Duration = Duration::from_millis(10);
 
 /// The result of the worker.
 pub(crate) type StoppedControl = (Option<ActiveQueue>, ControlState);
@@ -128,8 +131,8 @@ impl ControlWorker {
         }
     }
 
-    /// Executes at most one queue's worth of commands, so that a guest cannot prevent a stop. Returns true if there
-    /// are more.
+    /// Executes at most one queue's worth of commands, and only for some time, so that a guest cannot prevent a stop.
+    /// Returns true if there are more.
     fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, DeviceError> {
         let Some(mut active) = self.queue.take() else {
             return Ok(false);
@@ -147,9 +150,10 @@ impl ControlWorker {
         let mem = self.mem.memory();
         active.queue.disable_notification(&*mem).map_err(broken)?;
         let (mut used, mut exhausted) = (false, false);
+        let start = Instant::now();
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for _ in 0..active.queue.size() {
-            if throttle.is_exhausted() {
+            if throttle.is_exhausted() || start.elapsed() >= PASS_LIMIT {
                 break;
             }
             let Some(chain) = active.queue.iter(&*mem).map_err(broken)?.next() else {
