@@ -23,7 +23,7 @@ pub const MAX_CONNECTIONS: usize = 1023;
 /// Called on the device's thread; must not block.
 pub type RequestFn = Arc<dyn Fn(u64, u32) -> bool + Send + Sync>;
 
-/// Time for the guest to answer REQUEST, or to end a connection that the host has closed.
+/// Time to answer a request, on either side, and for the guest to end a connection that the host has closed.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Packets of the guest stay in the queue while so many of its packets wait for their RST.
 const MAX_RESETS: usize = 64;
@@ -100,7 +100,7 @@ impl Connections {
         }
         let Some(connection) = self.table.get_mut(&key) else {
             return match header.op {
-                REQUEST => self.request(key, header),
+                REQUEST => self.request(key, header, now),
                 _ => self.refuse(header),
             };
         };
@@ -136,7 +136,7 @@ impl Connections {
     }
 
     /// The guest asks for a connection.
-    fn request(&mut self, key: Key, header: &Header) {
+    fn request(&mut self, key: Key, header: &Header, now: Instant) {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         if key.token() >= FIRST_TOKEN
             || self.len() >= MAX_CONNECTIONS
@@ -146,6 +146,7 @@ impl Connections {
         }
         self.table.insert(key, Connection::asked(id, header));
         self.asked.insert(id, key);
+        self.set_deadline(key, now);
     }
 
     fn len(&self) -> usize {
@@ -159,6 +160,7 @@ impl Connections {
         match (self.table.get_mut(&key), host) {
             (Some(connection), Some(host)) if watch(&self.epoll, &host, key.token()) => {
                 connection.accept(host);
+                self.clear_deadline(key);
                 self.look_at(key, now);
             }
             _ => self.abort(key),

@@ -104,6 +104,21 @@ fn a_guest_that_does_not_answer_is_given_up() {
 }
 
 #[test]
+fn a_host_that_does_not_answer_is_given_up() {
+    let mut guest = Guest::new();
+    guest.send(1024, 5000, REQUEST);
+    let (id, _) = guest.request();
+    guest.expect(1024, 5000, RST);
+    let (mut host, stream) = pair();
+    guest.handle.answer(id, Some(stream.into())).unwrap();
+    assert_eq!(heard_all(&mut host), b"");
+    // A connection that was answered stays.
+    let _host = guest.connect(1024, 5001);
+    std::thread::sleep(Duration::from_secs(11));
+    guest.expect_nothing();
+}
+
+#[test]
 fn a_slow_host_gets_what_the_guest_sent_before_it_closed() {
     let mut guest = Guest::new();
     let mut host = guest.connect(1024, 5000);
