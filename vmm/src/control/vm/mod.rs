@@ -311,6 +311,8 @@ impl Vm {
                     .and_then(|m| m.remove_nic(&id).map_err(|e| nics::status(&e)));
                 let _ = reply.send(gone);
             }
+            // Its caller has recorded that the link stays as it was.
+            VmmCommand::SetLink { reply, .. } if reply.is_closed() => {}
             VmmCommand::SetLink { id, up, reply } => {
                 let machine = self.machine_mut();
                 let set = machine.and_then(|m| m.set_link(&id, up).map_err(|e| nics::status(&e)));
