@@ -42,8 +42,12 @@ impl Pod {
                 *exit = Some(status);
                 return Ok(());
             }
+            if let (Some(Launching::Waiting(_)), Some(status)) = (&container.launching, status) {
+                self.launcher_exits(id, status);
+                return Ok(());
+            }
             if let Some(status) = status {
-                (container.launching, container.console_output) = (None, None);
+                container.console_output = None;
                 self.record_exit(id, status);
                 if sandbox {
                     self.kill_vm().await;

@@ -134,13 +134,17 @@ impl Pod {
         if let Some(container) = self.containers.get_mut(id) {
             container.launching = None;
         }
+        self.record_not_started();
+        self.record_exit(id, status);
+    }
+
+    fn record_not_started(&self) {
         self.record_end(&Status {
             phase: Phase::Failed.into(),
             reason: "NotStarted".to_owned(),
             message: "the pod ended before its VM was started".to_owned(),
             ..Status::default()
         });
-        self.record_exit(id, status);
     }
 
     /// Records how the VM of a launcher pod ended, for the agent.
@@ -213,6 +217,7 @@ impl Pod {
         let status = handle.status();
         let ended = id.to_owned();
         if let Some(exit) = exit {
+            self.record_not_started();
             self.spawn_task(async move {
                 let _ = handle.kill().await;
                 request.answer(Err(ending()));

@@ -178,6 +178,8 @@ fn not_started(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result<()> {
     let id = stopped.start("compute", &[], 0)?;
     cri.stop(&id, Duration::from_secs(10))?;
     stopped.exits(&id, 0)?;
+    let record = ctx.runtime_dir().join(".ended").join(&stopped.pod.uid);
+    ensure!(record.exists(), "no record for an agent that starts later");
     let refused = stopped.other("hook-sidecar-0", "husk-launcher", &["/bin/hook"]);
     let refused = refused.err().context("a sidecar runs")?;
     expect_contains(&format!("{refused:#}"), &["hook-sidecar-0"])?;
