@@ -19,13 +19,12 @@ use tonic::transport::{Channel, Endpoint};
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a shim that answered before, and does not answer, is gone. The VM ends with its shim.
 const LOST_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same for a shim whose pod waited for its VMI: there is no socket while the machine is built.
+/// The same for a shim whose pod waited for its VMI: there is no socket while the machine is built, and until what an
+/// attempt that failed has left is removed.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same for a shim that has never answered this agent. Its socket is there before virt-controller gives the VMI to
 /// the node.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time in which a pod whose VM failed may answer again: an attempt to start the VM failed then, and the pod waits.
-const FAILED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The VM of a launcher pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -234,11 +233,13 @@ async fn follow(
             continue;
         }
         let timeout = match &*state.borrow() {
-            _ if failed.is_some() => FAILED_TIMEOUT,
+            _ if failed.is_some() => START_TIMEOUT,
             PodState::Waiting => START_TIMEOUT,
             _ => LOST_TIMEOUT,
         };
-        if !answers_within(&mut client, timeout).await {
+        // A VM that ended has a record. If only an attempt to start it failed, the pod waits again.
+        let is_final = || runtime.ended(&uid).is_some();
+        if !answers_within(&mut client, timeout, is_final).await {
             let last = failed.or_else(|| runtime.ended(&uid));
             let last = last.map_or(PodState::Lost, PodState::from);
             state.send_replace(last);
@@ -247,14 +248,21 @@ async fn follow(
     }
 }
 
-async fn answers_within(client: &mut PodClient<Channel>, timeout: Duration) -> bool {
+/// True if the pod has a VM or waits for one within `timeout`; false at once if `is_final`.
+async fn answers_within(
+    client: &mut PodClient<Channel>,
+    timeout: Duration,
+    is_final: impl Fn() -> bool,
+) -> bool {
     let deadline = Instant::now() + timeout;
-    while Instant::now() < deadline {
+    while Instant::now() < deadline && !is_final() {
         sleep(RECONNECT_INTERVAL).await;
         let call = client.info(husk_proto::shim::v1::InfoRequest {});
         if let Ok(Ok(answer)) = tokio::time::timeout_at(deadline, call).await {
             let status = answer.into_inner().status.unwrap_or_default();
-            return !matches!(status.phase(), Phase::Succeeded | Phase::Failed);
+            if !matches!(status.phase(), Phase::Succeeded | Phase::Failed) {
+                return true;
+            }
         }
     }
     false

@@ -275,6 +275,27 @@ async fn vm_ends_with_its_vmi() {
 }
 
 #[tokio::test]
+async fn failed_attempt_to_start_is_not_the_end() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    shim.refuse(Some("spec.volumes[0]: not there yet"));
+    let _agent = node.agent();
+    until("not synchronised", || {
+        node.condition("vm", "Synchronized").is_some()
+    })
+    .await;
+    shim.change(|status| status.phase = Phase::Failed.into());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The pod's socket is away while it removes what the attempt has left.
+    shim.kill();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(node.phase("vm"), "Scheduled");
+    shim.refuse(None);
+    shim.wait_again();
+    node.until_phase("vm", "Running").await;
+}
+
+#[tokio::test]
 async fn vm_that_does_not_start_is_a_condition_and_one_event() {
     let node = Node::new();
     let shim = node.schedule("vm");

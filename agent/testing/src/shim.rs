@@ -64,13 +64,28 @@ impl Shim {
         };
         shim.state().directory = directory.clone();
         shim.state().record = runtime.join(".ended").join(uid);
-        let listener = UnixListener::bind(directory.join("pod.sock")).unwrap();
-        let service = either(PodServer::new(shim.clone()), GuestServer::new(shim.clone()));
+        shim.serve();
+        shim
+    }
+
+    fn serve(&self) {
+        let socket = self.state().directory.join("pod.sock");
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(socket).unwrap();
+        let service = either(PodServer::new(self.clone()), GuestServer::new(self.clone()));
         let server = tonic::transport::Server::builder()
             .serve_with_incoming(service, UnixListenerStream::new(listener));
         let server = tokio::spawn(async move { server.await.unwrap() });
-        shim.state().server = Some(server.abort_handle());
-        shim
+        self.state().server = Some(server.abort_handle());
+    }
+
+    /// Waits for its VMI again, after [`Shim::kill`].
+    pub fn wait_again(&self) {
+        self.change(|status| {
+            status.phase = Phase::Scheduled.into();
+            status.message.clear();
+        });
+        self.serve();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
