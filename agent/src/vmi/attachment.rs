@@ -202,12 +202,7 @@ impl PodsDir {
                 "the block device is not one of the pod's volumes",
             ));
         }
-        let opened = beneath(directory.as_fd(), Path::new(&name), attachment.flags())?;
-        let opened = of_kind(opened, FileType::BlockDevice)?;
-        match fstat(&opened)?.st_rdev == device {
-            true => Ok(opened),
-            false => Err(io::Error::other("the block device was replaced")),
-        }
+        open_handle(&handle, FileType::BlockDevice, attachment.flags())
     }
 
     /// Numbers of the devices that the kubelet gave to a pod. It makes a link to each.
@@ -245,9 +240,9 @@ impl PodsDir {
         if !self.has_volume(&attachment.pod, (status.st_dev, status.st_ino))? {
             return Err(io::Error::other("the directory is not one of the pod's volumes"));
         }
-        let image = beneath(volume.as_fd(), Path::new("disk.img"), attachment.flags())
+        let image = beneath(volume.as_fd(), Path::new("disk.img"), HANDLE)
             .map_err(missing(|| "no disk.img in the volume".to_owned()))?;
-        of_kind(image, FileType::RegularFile)
+        open_handle(&image, FileType::RegularFile, attachment.flags())
     }
 
     /// True if the kubelet gave the directory with this device and inode to a pod as a volume.
@@ -299,10 +294,14 @@ fn beneath(directory: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<
     Ok(openat2(directory, path, flags, Mode::empty(), resolve)?)
 }
 
-fn of_kind(fd: OwnedFd, kind: FileType) -> io::Result<OwnedFd> {
-    if FileType::from_raw_mode(fstat(&fd)?.st_mode) != kind {
+/// Opens exactly the file of an O_PATH handle. Checks its type before: to open a device may start it, and the owner of
+/// a volume may have made a device node in it.
+fn open_handle(handle: &OwnedFd, kind: FileType, flags: OFlags) -> io::Result<OwnedFd> {
+    if FileType::from_raw_mode(fstat(handle)?.st_mode) != kind {
         return Err(io::Error::other(format!("not a {kind:?}")));
     }
+    let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let fd = openat(CWD, path, flags, Mode::empty())?;
     // io_uring fails requests with EAGAIN on such a file where they would block.
     fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
     Ok(fd)
