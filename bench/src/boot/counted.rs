@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use xtask::lab::counted::{CountedMachine, FILES};
 use xtask::progress::Progress;
 
-/// Measures each case of `plan` in `plan.runs` machines.
+/// Measures each case of `plan` in `plan.rounds` machines.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
     let files = files(plan, &this);
     let machine = CountedMachine::new(progress, &files.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
-    let runs = counted::runs(plan.runs, &plan.cases, &[()], |round, case, ()| {
+    let runs = counted::runs(plan.rounds, &plan.cases, &[()], |round, case, ()| {
         Ok(Run {
             case: case.name(),
             round,
@@ -44,10 +44,10 @@ fn command(plan: &Plan, case: Vmm, this: &Path) -> Result<String> {
         disk: PathBuf::new(),
         peers: plan.peers.map(there),
         cases: vec![case],
-        runs: 1,
+        rounds: 1,
         first_line: false,
         observed: 0,
-        disk_runs: 0,
+        disk_rounds: 0,
         // Guests hang in some machines, so each has one only.
         thorough: false,
     };

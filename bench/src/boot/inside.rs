@@ -36,13 +36,13 @@ pub struct Plan {
     /// Cases that boot the kernel.
     pub cases: Vec<Vmm>,
     /// Rounds of timed boots of the kernel.
-    pub runs: u32,
+    pub rounds: u32,
     /// Also time its first line in each round.
     pub first_line: bool,
     /// Rounds of profiled boots.
     pub observed: u32,
     /// Rounds of boots of the disk.
-    pub disk_runs: u32,
+    pub disk_rounds: u32,
     /// Boot everything once as a warm-up, and wait for the disk's login prompt.
     pub thorough: bool,
 }
@@ -95,9 +95,9 @@ pub fn run(plan: &Plan) -> Result<()> {
             attempts.run(vmm.name(), "warming up", || bench.timed(vmm, None))?;
         }
     }
-    for run in 1..=plan.runs {
+    for run in 1..=plan.rounds {
         for vmm in rotated(cases, run) {
-            let what = format!("round {run} of {}", plan.runs);
+            let what = format!("round {run} of {}", plan.rounds);
             attempts.run(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
             if plan.first_line {
                 attempts.run(vmm.name(), &what, || bench.first_line(vmm, run))?;
@@ -110,12 +110,12 @@ pub fn run(plan: &Plan) -> Result<()> {
             attempts.run(vmm.name(), &what, || bench.observed(vmm, run))?;
         }
     }
-    for run in 1..=plan.disk_runs {
+    for run in 1..=plan.disk_rounds {
         for vmm in rotated(&Vmm::WITH_DISK, run) {
             if !cases.contains(&vmm) {
                 continue;
             }
-            let what = format!("round {run} of {}", plan.disk_runs);
+            let what = format!("round {run} of {}", plan.disk_rounds);
             attempts.run(&vmm.disk_name(), &what, || bench.disk(vmm, run, plan))?;
         }
     }

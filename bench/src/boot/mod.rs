@@ -25,10 +25,10 @@ use xtask::{checkout, images};
 pub struct Args {
     /// Rounds of boots of the same kernel and initrd [default: 10; with --icount, 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: Option<u32>,
+    rounds: Option<u32>,
     /// Rounds of boots of a whole Debian from its disk
     #[arg(long, default_value_t = 3)]
-    disk_runs: u32,
+    disk_rounds: u32,
     /// Measure only this case; may be given several times
     #[arg(long, value_name = "CASE", value_parser = Vmm::ALL.map(Vmm::name))]
     only: Vec<String>,
@@ -42,12 +42,12 @@ pub struct Args {
     #[arg(long, requires = "elf")]
     floor: bool,
     /// Count instructions in place of time, in a machine for each boot: the load of this machine has no influence
-    #[arg(long, conflicts_with = "disk_runs")]
+    #[arg(long, conflicts_with = "disk_rounds")]
     icount: bool,
     #[command(flatten)]
     peers: Peers,
     /// One round of everything without warm-up, which only shows that the benchmark works
-    #[arg(long, conflicts_with_all = ["runs", "disk_runs"])]
+    #[arg(long, conflicts_with_all = ["rounds", "disk_rounds"])]
     quick: bool,
     /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
@@ -103,7 +103,7 @@ pub fn run(args: Args) -> Result<()> {
         kernel = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
         std::fs::write(&kernel, unpacked).with_context(|| format!("cannot write {}", kernel.display()))?;
     }
-    let runs = args.runs.unwrap_or(if args.icount { 3 } else { 10 });
+    let rounds = args.rounds.unwrap_or(if args.icount { 3 } else { 10 });
     let mut cases = Vmm::ALL.to_vec();
     cases.retain(|vmm| vmm.asked_for(&args.peers, args.floor));
     cases.retain(|vmm| args.only.is_empty() || args.only.iter().any(|name| name == vmm.name()));
@@ -122,10 +122,10 @@ pub fn run(args: Args) -> Result<()> {
         disk: images::path(disk)?.join("disk.img"),
         peers: args.peers.staged()?,
         cases,
-        runs: if args.quick { 1 } else { runs },
+        rounds: if args.quick { 1 } else { rounds },
         first_line: true,
-        observed: if args.quick { 1 } else { OBSERVED.min(runs) },
-        disk_runs: if args.quick { 1 } else { args.disk_runs },
+        observed: if args.quick { 1 } else { OBSERVED.min(rounds) },
+        disk_rounds: if args.quick { 1 } else { args.disk_rounds },
         thorough: !args.quick,
     };
     let mut record = Record::default();
@@ -153,7 +153,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut profiles = Vec::new();
     let job = Job {
         bench: "boot",
-        limit: ROUND_LIMIT * (plan.runs + plan.observed + plan.disk_runs + 1),
+        limit: ROUND_LIMIT * (plan.rounds + plan.observed + plan.disk_rounds + 1),
         plan,
         in_lab: false,
     };

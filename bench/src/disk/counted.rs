@@ -18,7 +18,7 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
     let files = counted::files(&this, (&plan.release, &[]), guest, &plan.peers);
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_file_system()?;
-    let runs = counted::runs(plan.runs, &plan.cases, &plan.cells(), |round, case, cell| {
+    let runs = counted::runs(plan.rounds, &plan.cases, &plan.cells(), |round, case, cell| {
         Ok(Run {
             case: case.name(),
             round,
@@ -37,7 +37,7 @@ fn one(plan: &Plan, case: Case, cell: &Cell) -> Plan {
         cases: vec![case],
         only: Some(cell.name.to_owned()),
         peers: plan.peers.map(there),
-        runs: 1,
+        rounds: 1,
         thorough: false,
         ..*plan
     }

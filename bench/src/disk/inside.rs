@@ -37,7 +37,7 @@ pub struct Plan {
     /// Size of the disk, which is read into the host's page cache before each start.
     pub disk_mib: u32,
     /// Rounds, each with every case.
-    pub runs: u32,
+    pub rounds: u32,
     /// Warm-up of each kind of request in milliseconds, which is not measured.
     pub ramp_ms: u32,
     /// Measured time of each kind of request in milliseconds.
@@ -96,9 +96,9 @@ pub fn run(plan: &Plan) -> Result<()> {
             bench.attempt(case, "warming up", None)?;
         }
     }
-    for run in 1..=plan.runs {
+    for run in 1..=plan.rounds {
         for case in rotated(&bench.cases, run) {
-            bench.attempt(case, &format!("round {run} of {}", plan.runs), Some(run))?;
+            bench.attempt(case, &format!("round {run} of {}", plan.rounds), Some(run))?;
         }
     }
     ensure!(!bench.cases.is_empty(), "none of the cases can be measured here");

@@ -28,7 +28,7 @@ use xtask::{checkout, images};
 pub struct Args {
     /// Rounds of all cases; at least ten are needed to compare two cases [default: 10; with --icount, 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: Option<u32>,
+    rounds: Option<u32>,
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
@@ -41,7 +41,7 @@ pub struct Args {
     #[command(flatten)]
     peers: Peers,
     /// One short round without warm-up, which only shows that the benchmark works
-    #[arg(long, conflicts_with = "runs")]
+    #[arg(long, conflicts_with = "rounds")]
     quick: bool,
     /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
@@ -71,7 +71,7 @@ pub fn run(args: Args) -> Result<()> {
         (false, true) => (0, 1000),
         (false, false) => (1000, 3000),
     };
-    let runs = args.runs.unwrap_or(if args.icount { 1 } else { 10 });
+    let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
     let mut cases = chosen(&args.only, &args.peers);
     if args.icount {
         // The machine has no qemu-img.
@@ -86,7 +86,7 @@ pub fn run(args: Args) -> Result<()> {
         peers: args.peers.staged()?,
         // It fits into any host's page cache.
         disk_mib: if args.icount { 16 } else { 256 },
-        runs: if args.quick { 1 } else { runs },
+        rounds: if args.quick { 1 } else { rounds },
         ramp_ms,
         time_ms,
         thorough: !args.quick,
@@ -105,7 +105,7 @@ pub fn run(args: Args) -> Result<()> {
         return measured;
     }
     let mut absent = Vec::new();
-    let rounds = (plan.runs + 1) * u32::try_from(plan.cases.len())?;
+    let rounds = (plan.rounds + 1) * u32::try_from(plan.cases.len())?;
     let job = Job {
         bench: "disk",
         limit: CASE_LIMIT * rounds,

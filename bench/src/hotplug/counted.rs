@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use xtask::lab::counted::{CountedMachine, FILES};
 use xtask::progress::Progress;
 
-/// Measures each case of `plan` in `plan.runs` machines.
+/// Measures each case of `plan` in `plan.rounds` machines.
 pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<()> {
     let this = std::env::current_exe()?;
     let programs: &[&str] = &["husk-uevents"];
@@ -17,13 +17,13 @@ pub fn measure(progress: &Progress, plan: &Plan, record: &mut Record) -> Result<
     let files = counted::files(&this, (&plan.release, programs), guest, &Peers::default());
     let files: Vec<_> = files.iter().map(PathBuf::as_path).collect();
     let machine = CountedMachine::new(progress, &files)?.with_file_system()?;
-    let runs = counted::runs(plan.runs, &plan.cases, &[()], |round, case, ()| {
+    let runs = counted::runs(plan.rounds, &plan.cases, &[()], |round, case, ()| {
         let one = Plan {
             release: FILES.into(),
             kernel: there(&plan.kernel),
             initrd: there(&plan.initrd),
             cases: vec![case],
-            runs: 1,
+            rounds: 1,
             ..*plan
         };
         Ok(Run {

@@ -27,7 +27,7 @@ pub struct Plan {
     /// Measured cases.
     pub cases: Vec<Case>,
     /// Rounds, each with a new guest of every case.
-    pub runs: u32,
+    pub rounds: u32,
     /// Additions to a guest as a warm-up, which are not measured.
     pub warmups: u32,
     /// Measured additions to a guest.
@@ -60,9 +60,9 @@ pub fn run(plan: &Plan) -> Result<()> {
     ];
     message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
-    for run in 1..=plan.runs {
+    for run in 1..=plan.rounds {
         for case in rotated(&plan.cases, run) {
-            let what = format!("round {run} of {}", plan.runs);
+            let what = format!("round {run} of {}", plan.rounds);
             attempts.run(case.name(), &what, || bench.measure(case, run))?;
         }
     }

@@ -23,7 +23,7 @@ use xtask::{checkout, images};
 pub struct Args {
     /// Rounds of all cases; at least five are needed to compare two cases [default: 5; with --icount, 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: Option<u32>,
+    rounds: Option<u32>,
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     icount: bool,
     /// One round of few additions, which only shows that the benchmark works
-    #[arg(long, conflicts_with = "runs")]
+    #[arg(long, conflicts_with = "rounds")]
     quick: bool,
     /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let image = images::path(IMAGE)?;
     let short = args.quick || args.icount;
-    let runs = args.runs.unwrap_or(if short { 1 } else { 5 });
+    let rounds = args.rounds.unwrap_or(if short { 1 } else { 5 });
     let plan = Plan {
         release: checkout::release(),
         kernel: image.join("vmlinuz"),
@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<()> {
             .into_iter()
             .filter(|case| args.only.is_empty() || args.only.contains(case))
             .collect(),
-        runs,
+        rounds,
         warmups: if args.icount { 2 } else { 3 },
         additions: if short { 5 } else { 30 },
     };
@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Result<()> {
         let cases = u32::try_from(plan.cases.len())?;
         let job = Job {
             bench: "hotplug",
-            limit: CASE_LIMIT * cases * (plan.runs + 1),
+            limit: CASE_LIMIT * cases * (plan.rounds + 1),
             plan,
             in_lab: false,
         };

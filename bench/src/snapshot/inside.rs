@@ -27,7 +27,7 @@ pub struct Plan {
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
-    pub runs: u32,
+    pub rounds: u32,
     /// Clones of one guest; none if 0.
     pub clones: u32,
     /// Do everything once as a warm-up.
@@ -84,9 +84,9 @@ pub fn run(plan: &Plan) -> Result<()> {
             attempts.run(case.name(), "warming up", || bench.round(case, None))?;
         }
     }
-    for run in 1..=plan.runs {
+    for run in 1..=plan.rounds {
         for case in rotated(&cases, run) {
-            let what = format!("round {run} of {}", plan.runs);
+            let what = format!("round {run} of {}", plan.rounds);
             attempts.run(case.name(), &what, || bench.round(case, Some(run)))?;
             if case != Case::Q35Mapped {
                 attempts.run(case.name(), &what, || bench.first_line(case, run))?;

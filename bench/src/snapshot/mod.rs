@@ -22,7 +22,7 @@ use xtask::{checkout, images};
 pub struct Args {
     /// Rounds of all cases
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    rounds: u32,
     /// Clones of one guest; 0 for none
     #[arg(long, default_value_t = 20)]
     clones: u32,
@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     only: Vec<Case>,
     /// One round and few clones, which only shows that the benchmark works: a missed bar is no failure
-    #[arg(long, conflicts_with_all = ["runs", "clones"])]
+    #[arg(long, conflicts_with_all = ["rounds", "clones"])]
     quick: bool,
     /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
             true => Case::ALL.into(),
             false => args.only,
         },
-        runs: if args.quick { 1 } else { args.runs },
+        rounds: if args.quick { 1 } else { args.rounds },
         clones: if args.quick { FEW } else { args.clones },
         thorough: !args.quick,
     };
@@ -73,7 +73,7 @@ pub fn run(args: Args) -> Result<()> {
     record.env.insert("guest".to_owned(), json!(IMAGE));
     let job = Job {
         bench: "snapshot",
-        limit: ROUND_LIMIT * (plan.runs + 2) + CLONE_LIMIT * plan.clones,
+        limit: ROUND_LIMIT * (plan.rounds + 2) + CLONE_LIMIT * plan.clones,
         plan,
         in_lab: false,
     };
