@@ -1,12 +1,29 @@
 //! Files that all runs of a benchmark use, in a separate folder.
 
+use crate::peers::Peers;
 use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use xtask::archive;
+use xtask::{archive, checkout, images};
 
 /// Programs that `husk run` needs.
-pub const HUSK_PROGRAMS: [&str; 3] = ["husk", "husk-monitor", "husk-vmm"];
+const HUSK_PROGRAMS: [&str; 3] = ["husk", "husk-monitor", "husk-vmm"];
+
+/// Origins of the files that every guest is started with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Sources {
+    /// Folder of Husk's programs.
+    pub release: PathBuf,
+    /// Names of other programs in it that the benchmark needs.
+    pub programs: Vec<String>,
+    /// Kernel of all guests.
+    pub kernel: PathBuf,
+    /// Initrd of all guests.
+    pub initrd: PathBuf,
+    /// Other VMMs.
+    pub peers: Peers,
+}
 
 /// Files that every guest is started with.
 #[derive(Debug)]
@@ -21,6 +38,8 @@ pub struct BenchFiles {
     pub kernel: PathBuf,
     /// The guests' initrd.
     pub initrd: PathBuf,
+    /// Other VMMs.
+    pub peers: Peers,
 }
 
 /// Creates the folder for a benchmark, which needs the rights to measure.
@@ -35,33 +54,68 @@ pub fn folder() -> Result<TempDir> {
     Ok(folder)
 }
 
+impl Sources {
+    /// The initrd and the file `kernel` of an image, with Husk's programs and others.
+    pub fn new(image: &str, kernel: &str, programs: &[&str]) -> Result<Self> {
+        let image = images::path(image)?;
+        Ok(Self {
+            release: checkout::release(),
+            programs: programs.iter().map(|program| (*program).to_owned()).collect(),
+            kernel: image.join(kernel),
+            initrd: image.join("initrd"),
+            peers: Peers::default(),
+        })
+    }
+
+    /// All files.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let other = self.programs.iter().map(String::as_str);
+        let programs = HUSK_PROGRAMS.into_iter().chain(other);
+        let programs = programs.map(move |program| self.release.join(program));
+        let guest = [self.kernel.clone(), self.initrd.clone()];
+        programs.chain(guest).chain(self.peers.programs())
+    }
+
+    /// The same files in a folder that has all of them.
+    pub fn within(&self, folder: &Path) -> Self {
+        Self {
+            release: folder.to_owned(),
+            programs: self.programs.clone(),
+            kernel: moved(&self.kernel, folder),
+            initrd: moved(&self.initrd, folder),
+            peers: self.peers.map(|program| moved(program, folder)),
+        }
+    }
+}
+
+/// Path of a file of the same name in another folder.
+pub fn moved(file: &Path, folder: &Path) -> PathBuf {
+    folder.join(file.file_name().unwrap_or_default())
+}
+
 impl BenchFiles {
     /// Copies the files that all runs read to a plain file system: a shared folder drops its cache at every open.
-    pub fn gather(release: &Path, kernel: &Path, initrd: &Path, folder: &Path) -> Result<Self> {
-        let copy = |from: &Path, name: &str| -> Result<PathBuf> {
-            let to = folder.join(name);
-            std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-            Ok(to)
-        };
-        for program in HUSK_PROGRAMS {
-            copy(&release.join(program), program)?;
+    pub fn gather(sources: &Sources, folder: &Path) -> Result<Self> {
+        for file in sources.files() {
+            std::fs::copy(&file, moved(&file, folder))
+                .with_context(|| format!("cannot copy {}", file.display()))?;
         }
+        let Sources {
+            kernel,
+            initrd,
+            peers,
+            ..
+        } = sources.within(folder);
         Ok(Self {
             folder: folder.to_owned(),
             runtime: tempfile::Builder::new()
                 .prefix("husk-bench.")
                 .tempdir_in("/run")?,
             husk: folder.join("husk"),
-            kernel: copy(kernel, "vmlinuz")?,
-            initrd: copy(initrd, "initrd")?,
+            kernel,
+            initrd,
+            peers,
         })
-    }
-
-    /// Copies one more file; returns its path.
-    pub fn add(&self, file: &Path) -> Result<PathBuf> {
-        let to = self.folder.join(file.file_name().context("no file")?);
-        std::fs::copy(file, &to).with_context(|| format!("cannot copy {}", file.display()))?;
-        Ok(to)
     }
 
     /// Adds files to the initrd, by name and content.
@@ -71,5 +125,46 @@ impl BenchFiles {
         archive::pad(&mut archive);
         archive.extend(archive::newc(files));
         std::fs::write(path, archive).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Adds a program of the folder to the initrd, with the guest's script and other files.
+    pub fn pack_program(&self, name: &str, files: &[(&str, &[u8])]) -> Result<()> {
+        let program = self.folder.join(name);
+        let program =
+            std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        self.pack(&[files, &[(name, &program[..])]].concat())
+    }
+
+    /// Files of a test, of which only the folder has to exist.
+    #[cfg(test)]
+    pub fn example(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            runtime: tempfile::tempdir().expect("a folder"),
+            husk: "/files/husk".into(),
+            kernel: "/files/vmlinuz".into(),
+            initrd: "/files/initrd".into(),
+            peers: Peers::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guests_scripts_are_shell() {
+        for script in [
+            include_str!("disk/guest.sh"),
+            include_str!("disk/mark.sh"),
+            include_str!("hotplug/guest.sh"),
+            include_str!("net/guest.sh"),
+            include_str!("snapshot/guest.sh"),
+        ] {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", script])
+                .status()
+                .expect("sh");
+            assert!(status.success(), "{script}");
+        }
     }
 }

@@ -1,13 +1,12 @@
 //! Measurements whose clock counts instructions: one machine for each run of a case.
 
-use crate::bench_files::HUSK_PROGRAMS;
-use crate::host;
+use crate::bench_files::{Sources, moved};
+use crate::cases::BenchCase;
 use crate::message::Message;
-use crate::peers::Peers;
 use crate::record::{Measurement, Record};
 use anyhow::{Context, Result};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -24,74 +23,84 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// Seeds with which a run is tried.
 const SEEDS: u32 = 10;
 
-/// A run of a case, in a machine of its own.
+/// A benchmark to measure in machines whose clock counts instructions.
 #[derive(Debug)]
-pub struct Run {
-    /// Name of the case.
-    pub case: &'static str,
+pub struct CountedJob<P> {
+    /// Name of the benchmark.
+    pub bench: &'static str,
+    /// Files that a machine needs, besides this program.
+    pub files: Vec<PathBuf>,
+    /// Adds to the machine what only some benchmarks need.
+    pub system: fn(CountedMachine) -> Result<CountedMachine>,
+    /// Number of machines for each plan.
+    pub rounds: u32,
+    /// Plans of one machine, each with the name of its case.
+    pub plans: Vec<(&'static str, P)>,
+}
+
+/// A run of a case, in a machine of its own.
+struct Run<'a> {
+    case: &'a str,
     /// Number of the round, from 1.
-    pub round: u32,
+    round: u32,
     /// Shell command of the machine. It writes a benchmark's messages to its standard output.
-    pub command: String,
+    command: String,
 }
 
 /// Path of a file of this machine in a counted machine that has it.
 pub fn there(file: &Path) -> PathBuf {
-    Path::new(FILES).join(file.file_name().unwrap_or_default())
+    moved(file, Path::new(FILES))
 }
 
-/// The command that measures a `plan` of benchmark `bench` in a machine that has `this` program.
-pub fn command(this: &Path, bench: &str, plan: &impl Serialize) -> Result<String> {
-    Ok(format!(
-        "{} {bench} --inside '{}'",
-        there(this).display(),
-        serde_json::to_string(plan)?
-    ))
+impl Sources {
+    /// The same files in a counted machine that has them.
+    pub fn counted(&self) -> Self {
+        self.within(Path::new(FILES))
+    }
 }
 
-/// The files that a machine needs: `this` program, Husk's and `programs` of the folder `release`, kernel and initrd,
-/// and peers.
-pub fn files(
-    this: &Path,
-    (release, programs): (&Path, &[&str]),
-    guest: [&Path; 2],
-    peers: &Peers,
-) -> Vec<PathBuf> {
-    let programs = HUSK_PROGRAMS
-        .iter()
-        .chain(programs)
-        .map(|program| release.join(program));
-    let own = [this.to_owned()].into_iter().chain(programs);
-    let guest = guest.map(Path::to_owned);
-    own.chain(guest).chain(peers.programs()).collect()
-}
-
-/// The runs of all `cases` with all `loads`, round after round.
-pub fn runs<C: Copy, L: Copy>(
-    rounds: u32,
+/// Plans for all `cases` with all `loads`, each with the name of its case.
+pub fn plans<C: BenchCase, L: Copy, P>(
     cases: &[C],
     loads: &[L],
-    run: impl Fn(u32, C, L) -> Result<Run>,
-) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
-    for round in 1..=rounds {
-        for load in loads {
-            for case in cases {
-                runs.push(run(round, *case, *load)?);
-            }
-        }
+    plan: impl Fn(C, L) -> P,
+) -> Vec<(&'static str, P)> {
+    let mut plans = Vec::new();
+    for load in loads {
+        plans.extend(cases.iter().map(|case| (case.name(), plan(*case, *load))));
     }
-    Ok(runs)
+    plans
 }
 
-/// Does all `runs`, several at a time. Values are added to `record`, also if the measurement ends early.
-pub fn measure(
+impl<P: Serialize> CountedJob<P> {
+    /// Measures all plans, round after round and several at a time. Values are added to `record`, also if the
+    /// measurement ends early.
+    pub fn measure(&self, progress: &Progress, record: &mut Record) -> Result<()> {
+        let this = std::env::current_exe()?;
+        let mut files = vec![this.as_path()];
+        files.extend(self.files.iter().map(PathBuf::as_path));
+        let machine = (self.system)(CountedMachine::new(progress, &files)?)?;
+        let mut runs = Vec::new();
+        for round in 1..=self.rounds {
+            for (case, plan) in &self.plans {
+                let plan = serde_json::to_string(plan)?;
+                let command = format!("{} {} --inside '{plan}'", there(&this).display(), self.bench);
+                runs.push(Run { case, round, command });
+            }
+        }
+        record.measure("a machine whose clock counts instructions", |record| {
+            measure(progress, &machine, runs, record)
+        })
+    }
+}
+
+/// Does all `runs`.
+fn measure(
     progress: &Progress,
     machine: &CountedMachine,
-    runs: Vec<Run>,
+    runs: Vec<Run<'_>>,
     record: &mut Record,
 ) -> Result<()> {
-    record.env.insert("load_before".to_owned(), json!(host::load()));
     let step = progress.step("measuring");
     let queue = Mutex::new(runs.into_iter());
     let found = Mutex::new((Vec::new(), BTreeMap::new()));
@@ -120,12 +129,6 @@ pub fn measure(
     let (measurements, facts) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     record.measurements.extend(measurements);
     record.env.extend(facts);
-    record.env.insert(
-        "where".to_owned(),
-        json!("a machine whose clock counts instructions"),
-    );
-    record.env.insert("load_after".to_owned(), json!(host::load()));
-    record.env.insert("complete".to_owned(), json!(measured.is_ok()));
     measured?;
     step.done();
     Ok(())
@@ -134,7 +137,7 @@ pub fn measure(
 type Facts = BTreeMap<String, Value>;
 
 /// Does a run with one seed after the other until it succeeds.
-fn attempt(machine: &CountedMachine, run: &Run, step: &Step) -> Result<(Vec<Measurement>, Facts)> {
+fn attempt(machine: &CountedMachine, run: &Run<'_>, step: &Step) -> Result<(Vec<Measurement>, Facts)> {
     let mut failed = None;
     for attempt in 0..SEEDS {
         match machine.run(&run.command, run.round + attempt * 1000, LIMIT) {

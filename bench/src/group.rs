@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const HIERARCHY: &str = "/sys/fs/cgroup";
+/// Field `guest_time` of `/proc/PID/stat`.
+const GUEST_TIME: usize = 43;
 /// Number of the next cgroup of this process.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
@@ -129,7 +131,7 @@ impl Group {
         for pid in self.pids()? {
             // A process that has just ended has no guest any more.
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            ticks += guest_ticks(&stat).unwrap_or(0);
+            ticks += stat_field(&stat, GUEST_TIME).unwrap_or(0);
         }
         let second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_secs_f64(ticks as f64 / second as f64))
@@ -199,10 +201,10 @@ fn page_cache(stat: &str) -> Option<u64> {
     field("file")?.checked_sub(field("shmem")?)
 }
 
-/// `guest_time` in a line of `/proc/PID/stat`, field 43. Field 2 may have any characters in its parentheses.
-fn guest_ticks(stat: &str) -> Option<u64> {
+/// A field of a line of `/proc/PID/stat`, from 3. Field 2 may have any characters in its parentheses.
+pub fn stat_field(stat: &str, field: usize) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(40)?.parse().ok()
+    rest.split_whitespace().nth(field - 3)?.parse().ok()
 }
 
 impl Drop for Group {
@@ -217,12 +219,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guests_time_is_found_behind_any_name() {
+    fn a_field_is_found_behind_any_name() {
         let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let stat = format!("7 (a) b (c)) S {}\n", fields.join(" "));
-        assert_eq!(guest_ticks(&stat), Some(43));
-        assert_eq!(guest_ticks("7 (a) S 1"), None);
-        assert_eq!(guest_ticks(""), None);
+        assert_eq!(
+            [22, 43].map(|field| stat_field(&stat, field)),
+            [Some(22), Some(43)]
+        );
+        assert_eq!(stat_field("7 (a) S 1", 22), None);
+        assert_eq!(stat_field("7 (a) S 1", 43), None);
+        assert_eq!(stat_field("", 43), None);
     }
 
     #[test]

@@ -29,6 +29,18 @@ pub struct Vmm {
     pub errors: PathBuf,
 }
 
+/// First line of a kernel that has an early console.
+pub const FIRST_LINE: &str = "Linux version";
+/// First line of user space of the benchmark's initrd.
+pub const USERSPACE: &str = "HUSK-USERSPACE";
+
+/// Command line of a guest that runs the benchmark's script.
+pub const SCRIPT: &str = "console=ttyS0 quiet husk.do=script";
+/// Command line of a guest that becomes idle.
+pub const IDLE: &str = "console=ttyS0 quiet husk.do=sleep";
+/// The same with the kernel's earliest console.
+pub const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
+
 /// Name of the case of the least program that boots the kernel.
 pub const FLOOR: &str = "floor";
 /// Name of that program.
@@ -68,8 +80,16 @@ impl Guest<'_> {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         Vmm {
-            command,
             stop: Some(stop),
+            ..self.vmm(files, command)
+        }
+    }
+
+    /// The VMM that `command` starts, which ends with its processes.
+    pub fn vmm(&self, files: &BenchFiles, command: Command) -> Vmm {
+        Vmm {
+            command,
+            stop: None,
             errors: self.file(files, "errors"),
         }
     }
@@ -80,11 +100,7 @@ impl Guest<'_> {
         command.arg(&files.kernel).arg(&files.initrd);
         command.arg(self.mib.to_string());
         command.arg(format!("{} panic=1 reboot=k", self.append.unwrap_or_default()));
-        Vmm {
-            command,
-            stop: None,
-            errors: self.file(files, "errors"),
-        }
+        self.vmm(files, command)
     }
 
     /// A file of this guest only. Guests that run at the same time need different names.
@@ -145,11 +161,7 @@ spec:
             // Husk adds it to every command line that lacks it.
             command.arg("-append").arg(format!("{append} panic=1"));
         }
-        Vmm {
-            command,
-            stop: None,
-            errors: self.file(files, "errors"),
-        }
+        self.vmm(files, command)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Upper limits of values, absolute or relative to another case, and their checks.
 
 use super::record::Record;
-use super::stats::summary;
 use super::svg::Panel;
-use super::table::{align, number};
+use super::table::{align, number, verdict};
 
 /// An upper limit of a median.
 #[derive(Debug)]
@@ -21,119 +20,91 @@ pub struct Limit {
 }
 
 impl Limit {
-    fn value(&self, record: &Record) -> Option<f64> {
-        let own = summary(&record.values(self.case, self.metric))?.median;
-        match self.of {
-            None => Some(own),
-            Some((case, metric)) => Some(own / summary(&record.values(case, metric))?.median),
+    /// An absolute limit.
+    pub const fn at_most(case: &'static str, metric: &'static str, what: &'static str, most: f64) -> Self {
+        Self {
+            case,
+            metric,
+            what,
+            most,
+            of: None,
         }
     }
 
-    fn absolute(&self, record: &Record) -> Option<f64> {
-        match self.of {
-            None => Some(self.most),
-            Some((case, metric)) => Some(self.most * summary(&record.values(case, metric))?.median),
-        }
+    /// An absolute limit of Husk's value.
+    pub const fn of_husk(metric: &'static str, what: &'static str, most: f64) -> Self {
+        Self::at_most("husk", metric, what, most)
+    }
+
+    /// The same limit, relative to the value of another case.
+    pub const fn times(self, case: &'static str) -> Self {
+        let of = Some((case, self.metric));
+        Self { of, ..self }
+    }
+
+    /// The value that the limit is relative to: 1 if it is absolute.
+    fn base(&self, record: &Record) -> Option<f64> {
+        self.of
+            .map_or(Some(1.0), |(case, metric)| record.median(case, metric))
     }
 }
 
 /// Each measured limit, and true if it is met.
 pub fn held(record: &Record, limits: &[Limit]) -> String {
-    let mut rows = Vec::new();
-    for limit in limits {
-        let Some(value) = limit.value(record) else {
-            continue;
-        };
-        let verdict = if value <= limit.most { "ok" } else { "MISSED" };
+    let row = |limit: &Limit| {
+        let value = record.median(limit.case, limit.metric)? / limit.base(record)?;
         let of = limit.of.map_or(String::new(), |(case, _)| format!(" × {case}"));
-        rows.push(vec![
-            verdict.to_owned(),
+        Some(vec![
+            verdict(value <= limit.most).to_owned(),
             limit.what.to_owned(),
             number(value),
             format!("≤ {}{of}", number(limit.most)),
-        ]);
-    }
-    align(&rows, 2)
+        ])
+    };
+    align(&limits.iter().filter_map(row).collect::<Vec<_>>(), 2)
 }
 
-/// The panel of a metric of `cases`, with the lowest of the `limits` of the first; nothing if only one case has it.
-pub fn panel<S: AsRef<str>>(
+/// The panels of `cases`, from pairs of metric and title, with the lowest of the `limits` of the first case; without
+/// those that only one case has.
+pub fn panels<S: AsRef<str>, T: Into<String>>(
     record: &Record,
     limits: &[Limit],
     cases: &[S],
-    metric: &str,
-    title: &str,
-) -> Option<Panel> {
-    let sum = |case: &S| {
-        let case = case.as_ref();
-        Some((case.to_owned(), summary(&record.values(case, metric))?))
+    metrics: impl IntoIterator<Item = (&'static str, T)>,
+) -> Vec<Panel> {
+    let panel = |(metric, title): (&str, T)| {
+        let bars = record.bars(cases, metric);
+        let limits = limits.iter().filter(|limit| {
+            limit.metric == metric && bars.first().is_some_and(|(case, _)| case == limit.case)
+        });
+        let limits = limits.filter_map(|limit| Some(limit.most * limit.base(record)?));
+        let limit = limits.reduce(f64::min);
+        (bars.len() > 1).then(|| Panel {
+            title: title.into(),
+            bars,
+            limit,
+        })
     };
-    let bars: Vec<_> = cases.iter().filter_map(sum).collect();
-    let of_first =
-        |limit: &&Limit| limit.metric == metric && bars.first().is_some_and(|(case, _)| case == limit.case);
-    let limit = limits.iter().filter(of_first);
-    let limit = limit.filter_map(|limit| limit.absolute(record)).reduce(f64::min);
-    (bars.len() > 1).then(|| Panel {
-        title: title.to_owned(),
-        bars,
-        limit,
-    })
+    metrics.into_iter().filter_map(panel).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
-
-    fn record(values: &[(&str, &str, f64)]) -> Record {
-        let mut record = Record::default();
-        for (case, metric, value) in values {
-            record.measurements.push(Measurement {
-                bench: "any".into(),
-                case: (*case).into(),
-                metric: (*metric).into(),
-                unit: "ms".into(),
-                value: *value,
-                run: 1,
-            });
-        }
-        record
-    }
 
     const LIMITS: &[Limit] = &[
+        Limit::at_most("own", "time", "a time", 0.84).times("other"),
         Limit {
-            case: "own",
-            metric: "time",
-            what: "a time",
-            most: 0.84,
             of: Some(("other", "time")),
+            ..Limit::at_most("own", "part", "a part of it", 0.4)
         },
-        Limit {
-            case: "own",
-            metric: "part",
-            what: "a part of it",
-            most: 0.4,
-            of: Some(("other", "time")),
-        },
-        Limit {
-            case: "own",
-            metric: "count",
-            what: "a count",
-            most: 3000.0,
-            of: None,
-        },
-        Limit {
-            case: "own",
-            metric: "never measured",
-            what: "nothing",
-            most: 1.0,
-            of: None,
-        },
+        Limit::at_most("own", "count", "a count", 3000.0),
+        Limit::at_most("own", "never measured", "nothing", 1.0),
     ];
 
     #[test]
     fn limits_are_held_or_missed() {
-        let record = record(&[
+        let record = Record::example([
             ("own", "time", 84.0),
             ("own", "part", 41.0),
             ("own", "count", 3001.0),
@@ -155,8 +126,11 @@ mod tests {
 
     #[test]
     fn the_lowest_limit_is_drawn_for_the_first_case() {
-        let record = record(&[("own", "time", 50.0), ("other", "time", 100.0)]);
-        let drawn = |cases: &[&str]| Some(panel(&record, LIMITS, cases, "time", "a time")?.limit);
+        let record = Record::example([("own", "time", 50.0), ("other", "time", 100.0)]);
+        let drawn = |cases: &[&str]| {
+            let panels = panels(&record, LIMITS, cases, [("time", "a time")]);
+            panels.first().map(|panel| panel.limit)
+        };
         assert_eq!(drawn(&["own", "other"]), Some(Some(84.0)));
         assert_eq!(drawn(&["other", "own"]), Some(None));
         assert_eq!(drawn(&["own"]), None);

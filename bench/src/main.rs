@@ -4,12 +4,14 @@
 
 mod bench_files;
 mod boot;
+mod cases;
 mod cluster;
 mod cost;
 mod counted;
 mod density;
 mod disk;
 mod figures;
+mod finish;
 mod group;
 mod guest;
 mod host;

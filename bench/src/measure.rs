@@ -1,13 +1,11 @@
 //! The process that does not run where KVM is: prepares a benchmark, starts it and collects its messages.
 
-use super::host;
 use super::message::Message;
 use super::record::Record;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xtask::native::native_kvm;
 use xtask::packages::{self, Tool};
 use xtask::progress::{Progress, Step};
@@ -51,20 +49,9 @@ impl<P: Serialize> Job<P> {
         record: &mut Record,
         more: impl FnMut(T, &Step) + Send,
     ) -> Result<()> {
-        let began = Instant::now();
-        let place = if native_kvm() && !self.in_lab {
-            "native"
-        } else {
-            "lab"
-        };
-        record.env.insert("where".to_owned(), json!(place));
-        record.env.insert("load_before".to_owned(), json!(host::load()));
-        let measured = self.listen(progress, record, more);
-        record.env.insert("load_after".to_owned(), json!(host::load()));
-        let took = json!(began.elapsed().as_secs());
-        record.env.insert("took_s".to_owned(), took);
-        record.env.insert("complete".to_owned(), json!(measured.is_ok()));
-        measured
+        let is_native = native_kvm() && !self.in_lab;
+        let place = if is_native { "native" } else { "lab" };
+        record.measure(place, |record| self.listen(progress, record, more))
     }
 
     fn listen<T: DeserializeOwned>(

@@ -1,6 +1,6 @@
 //! Messages from the process that runs where KVM is to the process on this machine: one JSON value per line.
 
-use super::record::Measurement;
+use super::record::{Measurement, measurements};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -37,10 +37,17 @@ pub fn failed(text: String) {
     tell::<()>(&Message::Failed(text));
 }
 
-/// Reports a value.
-pub fn measured(mut measurement: Measurement) {
-    measurement.value = (measurement.value * 1000.0).round() / 1000.0;
-    tell::<()>(&Message::Measured(measurement));
+/// Reports values of a case in a round, from metric, unit and value of each.
+pub fn values<M: Into<String>>(
+    bench: &str,
+    case: &str,
+    run: u32,
+    values: impl IntoIterator<Item = (M, &'static str, f64)>,
+) {
+    for measurement in measurements(bench, case, run, values) {
+        let value = (measurement.value * 1000.0).round() / 1000.0;
+        tell::<()>(&Message::Measured(Measurement { value, ..measurement }));
+    }
 }
 
 /// Reports the environment of all values.

@@ -69,22 +69,10 @@ impl Peers {
         })
     }
 
-    /// The same programs as copies beside the benchmark's other files.
-    pub fn gathered(&self, files: &BenchFiles) -> Result<Self> {
-        let add = |program: &Option<PathBuf>| program.as_ref().map(|from| files.add(from)).transpose();
-        Ok(Self {
-            firecracker: add(&self.firecracker)?,
-            cloud_hypervisor: add(&self.cloud_hypervisor)?,
-        })
-    }
-
     /// The programs that are given.
     pub fn programs(&self) -> impl Iterator<Item = PathBuf> {
-        let Self {
-            firecracker,
-            cloud_hypervisor,
-        } = self.clone();
-        firecracker.into_iter().chain(cloud_hypervisor)
+        let all = [&self.firecracker, &self.cloud_hypervisor];
+        all.into_iter().flatten().cloned()
     }
 
     /// The same programs under other paths.
@@ -106,23 +94,25 @@ impl Peers {
             Peer::CloudHypervisor => self.cloud_hypervisor.as_deref(),
         }
     }
+}
+
+impl Peer {
+    /// Name of its case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Firecracker => FIRECRACKER,
+            Self::CloudHypervisor => CLOUD_HYPERVISOR,
+        }
+    }
 
     /// The VMM of `guest`, which has an initrd.
-    pub fn ready(
-        &self,
-        peer: Peer,
-        guest: &Guest<'_>,
-        files: &BenchFiles,
-        devices: &Devices<'_>,
-    ) -> Result<Vmm> {
-        let path = self
-            .program(peer)
-            .with_context(|| format!("no program of {peer}"))?;
-        let mut command = program(path);
+    pub fn ready(self, guest: &Guest<'_>, files: &BenchFiles, devices: &Devices<'_>) -> Result<Vmm> {
+        let path = files.peers.program(self);
+        let mut command = program(path.with_context(|| format!("no program of {self}"))?);
         // Husk adds panic=1 to every command line that lacks it.
         let append = format!("{} panic=1", guest.append.unwrap_or_default());
-        match peer {
-            Peer::Firecracker => {
+        match self {
+            Self::Firecracker => {
                 let config = guest.file(files, "json");
                 // It has no ACPI state S5: a guest ends by a reset of the keyboard controller.
                 let append = format!("{append} reboot=k");
@@ -131,7 +121,7 @@ impl Peers {
                 command.args(["--no-api", "--enable-pci", "--level", "Error", "--config-file"]);
                 command.arg(config);
             }
-            Peer::CloudHypervisor => {
+            Self::CloudHypervisor => {
                 command.arg("--kernel").arg(&files.kernel);
                 command.arg("--initramfs").arg(&files.initrd);
                 command.args(["--cmdline", &append]);
@@ -151,21 +141,7 @@ impl Peers {
                 }
             }
         }
-        Ok(Vmm {
-            command,
-            stop: None,
-            errors: guest.file(files, "errors"),
-        })
-    }
-}
-
-impl Peer {
-    /// Name of its case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Firecracker => FIRECRACKER,
-            Self::CloudHypervisor => CLOUD_HYPERVISOR,
-        }
+        Ok(guest.vmm(files, command))
     }
 }
 
@@ -208,12 +184,10 @@ mod tests {
 
     fn words(peer: Peer, devices: &Devices<'_>) -> (String, String) {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = BenchFiles {
-            folder: folder.path().to_owned(),
-            runtime: tempfile::tempdir().expect("a folder"),
-            husk: "/files/husk".into(),
-            kernel: "/files/vmlinuz".into(),
-            initrd: "/files/initrd".into(),
+        let mut files = BenchFiles::example(folder.path());
+        files.peers = Peers {
+            firecracker: Some("/fc".into()),
+            cloud_hypervisor: Some("/ch".into()),
         };
         let guest = Guest {
             name: "bench",
@@ -221,11 +195,7 @@ mod tests {
             mib: 256,
             append: Some("console=ttyS0 husk.do=poweroff"),
         };
-        let peers = Peers {
-            firecracker: Some("/fc".into()),
-            cloud_hypervisor: Some("/ch".into()),
-        };
-        let vmm = peers.ready(peer, &guest, &files, devices).expect("a command");
+        let vmm = peer.ready(&guest, &files, devices).expect("a command");
         let config = std::fs::read_to_string(folder.path().join("bench.json"));
         (format!("{:?}", vmm.command), config.unwrap_or_default())
     }

@@ -1,14 +1,27 @@
 //! QEMU's monitor (QMP): one JSON value per line in each direction.
 
+use crate::bench_files::BenchFiles;
+use crate::guest::Vmm;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time limit of a command.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The socket of a VMM that has been told to [`listen`].
+pub fn socket(files: &BenchFiles) -> PathBuf {
+    files.folder.join("qmp")
+}
+
+/// Makes QEMU listen at [`socket`].
+pub fn listen(vmm: &mut Vmm, files: &BenchFiles) {
+    let socket = format!("unix:{},server=on,wait=off", socket(files).display());
+    vmm.command.args(["-qmp", &socket]);
+}
 
 /// A QMP connection.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! Rounds of cases, in which a few runs may fail.
 
+use super::cases::BenchCase;
 use super::message;
 use anyhow::Result;
 use std::cell::Cell;
@@ -32,10 +33,54 @@ impl Attempts {
             }
         }
     }
+
+    /// Runs `work` once on each case, to warm up.
+    pub fn warm_up<C: BenchCase>(&self, cases: &[C], mut work: impl FnMut(C) -> Result<()>) -> Result<()> {
+        for &case in cases {
+            self.run(case.name(), "warming up", || work(case))?;
+        }
+        Ok(())
+    }
+
+    /// Runs `work` on each case in each of a number of rounds.
+    pub fn rounds<C: BenchCase>(
+        &self,
+        cases: &[C],
+        rounds: u32,
+        mut work: impl FnMut(C, u32) -> Result<()>,
+    ) -> Result<()> {
+        for Turn { case, round, what } in turns(cases, rounds) {
+            self.run(case.name(), &what, || work(case, round))?;
+        }
+        Ok(())
+    }
+}
+
+/// The turn of a case in a round.
+#[derive(Debug)]
+pub struct Turn<C> {
+    /// The case.
+    pub case: C,
+    /// Number of the round, from 1.
+    pub round: u32,
+    /// The same for people: `round 1 of 5`.
+    pub what: String,
+}
+
+/// The turns of all cases in a number of rounds.
+pub fn turns<C: Copy>(cases: &[C], rounds: u32) -> impl Iterator<Item = Turn<C>> {
+    (1..=rounds).flat_map(move |round| {
+        let cases = rotated(cases, round).into_iter();
+        cases.map(move |case| Turn {
+            case,
+            round,
+            what: format!("round {round} of {rounds}"),
+        })
+    })
 }
 
 /// The same cases, rotated so that each round starts with another.
-pub fn rotated<T: Clone>(cases: &[T], run: u32) -> Vec<T> {
+fn rotated<T: Clone>(cases: &[T], run: u32) -> Vec<T> {
     let mut cases = cases.to_vec();
     if !cases.is_empty() {
         let first = run as usize % cases.len();

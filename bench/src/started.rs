@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use xtask::serial::Serial;
 
+/// Line of a guest's script that cannot measure.
+const FAILED: &str = "husk-bench: failed;";
 /// Interval between attempts to reach a VMM that starts.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -79,6 +81,17 @@ impl Started {
                     errors => error.context(errors.to_owned()),
                 })
             }
+        }
+    }
+
+    /// Waits until the guest's script prints `words`.
+    ///
+    /// # Errors
+    /// Also if it says that it cannot measure.
+    pub fn until_script(&mut self, words: &str) -> Result<Instant> {
+        match self.first_of(&[words, FAILED])? {
+            (0, when) => Ok(when),
+            _ => bail!("the guest cannot measure: {}", self.serial.said()),
         }
     }
 
@@ -160,6 +173,13 @@ impl Started {
     /// The process that was started.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The processes that run as long as the guest, besides `vmm`: without the command that the user runs.
+    pub fn companions(&self, vmm: u32) -> Result<Vec<u32>> {
+        let mut pids = self.group.pids()?;
+        pids.retain(|pid| *pid != vmm && *pid != self.pid());
+        Ok(pids)
     }
 }
 

@@ -20,6 +20,28 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
     table.trim_fmt()
 }
 
+/// A table with a head and a column of labels; nothing if there are no rows.
+pub fn headed(head: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut all = vec![head];
+    all.extend(rows);
+    if all.len() > 1 {
+        align(&all, 1)
+    } else {
+        String::new()
+    }
+}
+
+/// The parts of a report that are not empty, with a blank line between two.
+pub fn join(parts: impl IntoIterator<Item = String>) -> String {
+    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join("\n\n")
+}
+
+/// The word for a target that is met or not.
+pub fn verdict(is_met: bool) -> &'static str {
+    if is_met { "ok" } else { "MISSED" }
+}
+
 /// Formats a value with its significant digits only.
 pub fn number(value: f64) -> String {
     if value.abs() >= 10.0 {

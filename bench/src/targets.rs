@@ -1,8 +1,9 @@
 //! Lower limits of rates relative to another case, and their checks.
 
-use super::record::{Measurement, Record};
+use super::record::Record;
 use super::stats::{lower_bound, summary};
-use super::table::align;
+use super::svg::Panel;
+use super::table::{align, verdict};
 
 /// A target for a rate.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub struct Target {
 pub fn check(record: &Record, targets: &[Target]) -> String {
     let mut rows = Vec::new();
     for target in targets {
-        let pairs = target.pairs(record);
+        let pairs = record.ratios(target.case, target.of, &target.metric);
         let Some(ratio) = summary(&pairs) else {
             continue;
         };
@@ -37,7 +38,7 @@ pub fn check(record: &Record, targets: &[Target]) -> String {
         };
         let good = ratio.median >= target.least && bounded;
         rows.push(vec![
-            if good { "ok" } else { "MISSED" }.to_owned(),
+            verdict(good).to_owned(),
             target.case.to_owned(),
             target.title.to_owned(),
             format!("{:.2}", ratio.median),
@@ -47,28 +48,32 @@ pub fn check(record: &Record, targets: &[Target]) -> String {
     align(&rows, 3)
 }
 
+/// The panels of `cases`, from pairs of metric and title. The line is drawn in the first row.
+pub fn panels(
+    record: &Record,
+    targets: &[Target],
+    cases: &[&'static str],
+    metrics: impl IntoIterator<Item = (String, String)>,
+) -> Vec<Panel> {
+    let panel = |(metric, title): (String, String)| {
+        let bars = record.bars(cases, &metric);
+        let (first, _) = bars.first()?;
+        Some(Panel {
+            title,
+            limit: limit(record, targets, first, &metric),
+            bars,
+        })
+    };
+    metrics.into_iter().filter_map(panel).collect()
+}
+
 /// The highest value that `targets` require of `case`.
-pub fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> Option<f64> {
+fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> Option<f64> {
     let of = targets
         .iter()
         .filter(|target| target.case == case && target.metric == metric);
-    let least = |target: &Target| Some(target.least * summary(&record.values(target.of, metric))?.median);
+    let least = |target: &Target| Some(target.least * record.median(target.of, metric)?);
     of.filter_map(least).reduce(f64::max)
-}
-
-impl Target {
-    /// Ratio of the case's rate to the other's, in each round that has both.
-    fn pairs(&self, record: &Record) -> Vec<f64> {
-        let of = |case: &'static str| {
-            let values = record.measurements.iter();
-            values.filter(move |m| m.case == case && m.metric == self.metric)
-        };
-        let pair = |own: &Measurement| {
-            let other = of(self.of).find(|other| other.run == own.run)?;
-            Some(own.value / other.value)
-        };
-        of(self.case).filter_map(pair).collect()
-    }
 }
 
 #[cfg(test)]
@@ -76,20 +81,9 @@ mod tests {
     use super::*;
 
     fn record(own: &[f64], other: &[f64]) -> Record {
-        let mut record = Record::default();
-        for (case, values) in [("own", own), ("other", other)] {
-            for (run, value) in (1..).zip(values) {
-                record.measurements.push(Measurement {
-                    bench: "any".into(),
-                    case: case.into(),
-                    metric: "rate".into(),
-                    unit: "1/s".into(),
-                    value: *value,
-                    run,
-                });
-            }
-        }
-        record
+        let own = own.iter().map(|value| ("own", "rate", *value));
+        let other = other.iter().map(|value| ("other", "rate", *value));
+        Record::example(own.chain(other))
     }
 
     fn target(least: f64, bound: Option<f64>) -> Target {

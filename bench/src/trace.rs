@@ -1,8 +1,10 @@
 //! The kernel's tracepoints for a VMM and its descendants, in a separate trace instance.
 
 use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 const INSTANCE: &str = "husk-bench";
@@ -153,4 +155,16 @@ impl<'a> Event<'a> {
             .and_then(|_| words.next())
             .unwrap_or_default()
     }
+
+    /// The byte that the guest writes to its serial line by this event, if it does.
+    pub fn serial_byte(&self) -> Option<u8> {
+        let is_write = self.name == "kvm_pio" && self.args.starts_with("pio_write at 0x3f8 ");
+        let value = self.after("val").trim_start_matches("0x");
+        is_write.then(|| u8::from_str_radix(value, 16).ok()).flatten()
+    }
+}
+
+/// Seconds of the monotonic clock, as in [`Event::time`].
+pub fn now() -> Result<f64> {
+    Ok(Duration::try_from(clock_gettime(ClockId::Monotonic))?.as_secs_f64())
 }

@@ -1,8 +1,9 @@
 //! The compared configurations, and how each is started.
 
 use crate::bench_files::BenchFiles;
+use crate::cases::BenchCase;
 use crate::guest::{self, Guest};
-use crate::peers::{Devices, Peer, Peers};
+use crate::peers::Peer;
 use crate::vmm::Vmm;
 use anyhow::{Context, Result};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,16 +28,6 @@ pub const DISK_MIB: u64 = 512;
 const NAME: &str = "bench-boot";
 
 impl Vmm {
-    /// All cases that boot a kernel and an initrd.
-    pub const ALL: [Self; 6] = [
-        Self::Husk,
-        Self::Microvm,
-        Self::Q35,
-        Self::Peer(Peer::Firecracker),
-        Self::Peer(Peer::CloudHypervisor),
-        Self::Floor,
-    ];
-
     /// The cases that boot a disk.
     pub const WITH_DISK: [Self; 2] = [Self::Husk, Self::Q35];
 
@@ -55,7 +46,7 @@ impl Vmm {
     }
 
     /// The VMM for a guest of one vCPU.
-    pub fn ready(self, files: &BenchFiles, peers: &Peers, source: Source<'_>) -> Result<guest::Vmm> {
+    pub fn with_source(self, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
         let (mib, append) = match source {
             Source::Kernel(append) => (KERNEL_MIB, Some(append)),
             Source::Disk(_) => (DISK_MIB, None),
@@ -66,43 +57,30 @@ impl Vmm {
             mib,
             append,
         };
-        match self {
-            Self::Husk => husk(&guest, files, source),
-            Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
-            Self::Q35 => qemu(&guest, "q35", files, source),
-            Self::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default()),
-            Self::Floor => Ok(guest.floor(files)),
+        match (source, self) {
+            (Source::Kernel(_), _) => self.ready(&guest, files),
+            (Source::Disk(disk), Self::Husk) => guest.husk(
+                files,
+                "disks: [{name: root, disk: {bus: virtio}}]",
+                &format!(
+                    "volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
+                    disk.display()
+                ),
+            ),
+            (Source::Disk(disk), _) => {
+                let mut vmm = guest.qemu("q35", files);
+                let drive = format!(
+                    "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",
+                    cache(disk)?,
+                    disk.display()
+                );
+                vmm.command
+                    .args(["-drive", &drive])
+                    .args(["-device", "virtio-blk-pci,drive=root,bootindex=0"]);
+                Ok(vmm)
+            }
         }
     }
-}
-
-fn husk(guest: &Guest<'_>, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
-    match source {
-        Source::Kernel(_) => guest.husk(files, "", ""),
-        Source::Disk(disk) => guest.husk(
-            files,
-            "disks: [{name: root, disk: {bus: virtio}}]",
-            &format!(
-                "volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
-                disk.display()
-            ),
-        ),
-    }
-}
-
-fn qemu(guest: &Guest<'_>, machine: &str, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
-    let mut vmm = guest.qemu(machine, files);
-    if let Source::Disk(disk) = source {
-        let drive = format!(
-            "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",
-            cache(disk)?,
-            disk.display()
-        );
-        vmm.command
-            .args(["-drive", &drive])
-            .args(["-device", "virtio-blk-pci,drive=root,bootindex=0"]);
-    }
-    Ok(vmm)
 }
 
 /// Husk's default cache mode for this file: none where the file system has O_DIRECT.

@@ -6,9 +6,6 @@ use std::collections::BTreeMap;
 /// Number of events of each kind.
 pub type Counts = BTreeMap<String, u64>;
 
-/// COM1's data register.
-const SERIAL: &str = "write 0x3f8";
-
 /// Events from the start of a VMM until its guest printed a marker on its serial line.
 #[derive(Debug, Default, PartialEq)]
 pub struct Exits {
@@ -62,10 +59,9 @@ impl Exits {
                 self.last_port = Some(event.time);
                 let direction = event.args.trim_start_matches("pio_").split(' ').next();
                 let key = format!("{} {}", direction.unwrap_or_default(), event.after("at"));
-                if key == SERIAL {
+                if let Some(byte) = event.serial_byte() {
                     self.first_byte.get_or_insert(event.time);
-                    let byte = u8::from_str_radix(event.after("val").trim_start_matches("0x"), 16);
-                    said.push(byte.map_or('\0', char::from));
+                    said.push(byte.into());
                 }
                 add(&mut self.ports, key);
             }

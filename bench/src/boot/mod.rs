@@ -1,21 +1,23 @@
 //! `cargo xtask bench boot`: the time from a VMM's start to its guest's user space, and its cost, compared with QEMU.
 
 mod case;
-mod counted;
 mod exits;
 mod inside;
 mod profile;
 mod report;
 
+use super::bench_files::Sources;
+use super::cases::BenchCase;
+use super::guest::FLOOR_PROGRAM;
 use super::measure::{self, Job};
 use super::peers::Peers;
-use super::record::Record;
+use super::record::{self, Record};
+use super::svg::Better;
+use super::vmlinux;
 use super::vmm::Vmm;
-use super::{svg, vmlinux};
 use anyhow::{Context, Result, ensure};
 use inside::Plan;
 use profile::Profile;
-use serde_json::json;
 use std::time::Duration;
 use xtask::progress::Progress;
 use xtask::{checkout, images};
@@ -54,13 +56,6 @@ pub struct Args {
     inside: Option<String>,
 }
 
-impl Args {
-    /// True if the run does not replace a measurement of all cases.
-    fn is_partial(&self) -> bool {
-        self.quick || !self.only.is_empty()
-    }
-}
-
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
 enum Kernel {
     /// Debian 12's, cloud flavour
@@ -96,12 +91,13 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::on_stderr();
     let [kernel, disk] = args.kernel.images();
     measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
-    let image = images::path(kernel)?;
-    let mut kernel = image.join("vmlinuz");
+    let mut sources = Sources::new(kernel, "vmlinuz", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
+    sources.peers = args.peers.staged()?;
     if args.elf {
-        let unpacked = vmlinux::unpack(&std::fs::read(&kernel)?)?;
-        kernel = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
-        std::fs::write(&kernel, unpacked).with_context(|| format!("cannot write {}", kernel.display()))?;
+        let unpacked = vmlinux::unpack(&std::fs::read(&sources.kernel)?)?;
+        let file = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
+        std::fs::write(&file, unpacked).with_context(|| format!("cannot write {}", file.display()))?;
+        sources.kernel = file;
     }
     let rounds = args.rounds.unwrap_or(if args.icount { 3 } else { 10 });
     let mut cases = Vmm::ALL.to_vec();
@@ -116,11 +112,8 @@ pub fn run(args: Args) -> Result<()> {
         "--only leaves no case: give the program of another VMM, or --floor; --icount has no qemu-microvm"
     );
     let plan = Plan {
-        release: checkout::release(),
-        initrd: image.join("initrd"),
-        kernel,
+        sources,
         disk: images::path(disk)?.join("disk.img"),
-        peers: args.peers.staged()?,
         cases,
         rounds: if args.quick { 1 } else { rounds },
         first_line: true,
@@ -130,46 +123,32 @@ pub fn run(args: Args) -> Result<()> {
     };
     let mut record = Record::default();
     let format = if args.elf { "ELF" } else { "bzImage" };
-    let guest = image.file_name().unwrap_or_default().to_string_lossy();
-    record
-        .env
-        .insert("guest".to_owned(), json!(format!("{guest}, {format}")));
-    if args.icount {
-        let measured = counted::measure(&progress, &plan, &mut record);
-        println!("{}", report::counted(&record));
-        let name = match (args.is_partial(), args.elf) {
-            (true, _) => "boot-icount-quick",
-            (false, true) => "boot-icount-elf",
-            (false, false) => "boot-icount",
-        };
-        record.publish(
-            name,
-            &report::setting(&record),
-            svg::Better::Less,
-            &report::counted_plot(&record),
-        )?;
-        return measured;
-    }
+    record.note("guest", format!("{kernel}, {format}"));
     let mut profiles = Vec::new();
-    let job = Job {
-        bench: "boot",
-        limit: ROUND_LIMIT * (plan.rounds + plan.observed + plan.disk_rounds + 1),
-        plan,
-        in_lab: false,
+    let measured = if args.icount {
+        plan.counted_job().measure(&progress, &mut record)
+    } else {
+        let job = Job {
+            bench: "boot",
+            limit: ROUND_LIMIT * (plan.rounds + plan.observed + plan.disk_rounds + 1),
+            plan,
+            in_lab: false,
+        };
+        job.measure(&progress, &mut record, |profile: Profile, _| {
+            profiles.retain(|known: &Profile| known.case != profile.case);
+            profiles.push(profile);
+        })
     };
-    let measured = job.measure(&progress, &mut record, |profile: Profile, _| {
-        profiles.retain(|known: &Profile| known.case != profile.case);
-        profiles.push(profile);
-    });
     // Also record a benchmark that ended early: its values are valid.
-    println!("{}", report::text(&record, &mut profiles));
-    // A partial run does not replace a measurement.
-    let name = match (args.is_partial(), args.elf) {
-        (true, _) => "boot-quick",
-        (false, true) => "boot-elf",
-        (false, false) => "boot",
+    let (text, plot) = if args.icount {
+        (report::counted(&record), report::counted_plot(&record))
+    } else {
+        (report::text(&record, &mut profiles), report::plot(&record))
     };
-    let setting = report::setting(&record);
-    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    println!("{text}");
+    let is_partial = args.quick || !args.only.is_empty();
+    let words = [("elf", args.elf), ("icount", args.icount), ("quick", is_partial)];
+    let name = record::name("boot", &words);
+    record.publish(&name, &report::setting(&record), Better::Less, &plot)?;
     measured
 }

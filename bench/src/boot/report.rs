@@ -2,12 +2,13 @@
 
 use super::exits::Counts;
 use super::profile::Profile;
+use crate::cases::BenchCase;
+use crate::figures::scatter;
 use crate::guest::FLOOR;
-use crate::limits::{Limit, held, panel};
+use crate::limits::{Limit, held, panels};
 use crate::record::Record;
-use crate::stats::{Summary, summary};
 use crate::svg::Panel;
-use crate::table::{align, number};
+use crate::table::{align, join, number};
 use crate::vmm::Vmm;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,115 +65,38 @@ const DISK: &[Line] = &[
 ];
 
 const LIMITS: &[Limit] = &[
-    Limit {
-        case: "husk",
-        metric: "to_userspace_ms",
-        what: "start → user space",
-        most: 0.84,
-        of: Some(("qemu-q35", "to_userspace_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "to_userspace_ms",
-        what: "start → user space",
-        most: 0.95,
-        of: Some(("qemu-microvm", "to_userspace_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "to_userspace_ms",
-        what: "start → user space",
-        most: 1.1,
-        of: Some((FLOOR, "to_userspace_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "pre_kernel_ms",
-        what: "start → kernel's first line",
-        most: 1.1,
-        of: Some((FLOOR, "pre_kernel_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "kvm_exits",
-        what: "KVM exits before user space",
-        most: 3000.0,
-        of: None,
-    },
-    Limit {
-        case: "husk",
-        metric: "vmm_rss_kib",
-        what: "VMM beside guest memory, KiB",
-        most: 4096.0,
-        of: None,
-    },
-    Limit {
-        case: "husk-disk",
-        metric: "to_userspace_ms",
-        what: "disk: start → systemd",
-        most: 0.6,
-        of: Some(("qemu-q35-disk", "to_userspace_ms")),
-    },
+    Limit::of_husk("to_userspace_ms", "start → user space", 0.84).times("qemu-q35"),
+    Limit::of_husk("to_userspace_ms", "start → user space", 0.95).times("qemu-microvm"),
+    Limit::of_husk("to_userspace_ms", "start → user space", 1.1).times(FLOOR),
+    Limit::of_husk("pre_kernel_ms", "start → kernel's first line", 1.1).times(FLOOR),
+    Limit::of_husk("kvm_exits", "KVM exits before user space", 3000.0),
+    Limit::of_husk("vmm_rss_kib", "VMM beside guest memory, KiB", 4096.0),
+    Limit::at_most("husk-disk", "to_userspace_ms", "disk: start → systemd", 0.6).times("qemu-q35-disk"),
 ];
 
 /// Limits of boots whose clock counts instructions.
 const COUNTED_LIMITS: &[Limit] = &[
-    Limit {
-        case: "husk",
-        metric: "to_userspace_ms",
-        what: "start → user space",
-        most: 0.8,
-        of: Some(("qemu-q35", "to_userspace_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "to_userspace_ms",
-        what: "start → user space",
-        most: 1.1,
-        of: Some((FLOOR, "to_userspace_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "before_clock_ms",
-        what: "before the guest's clock starts, ms",
-        most: 400.0,
-        of: None,
-    },
-    Limit {
-        case: "husk",
-        metric: "before_clock_ms",
-        what: "before the guest's clock starts",
-        most: 1.1,
-        of: Some((FLOOR, "before_clock_ms")),
-    },
-    Limit {
-        case: "husk",
-        metric: "end_ms",
-        what: "power-off → end, ms",
-        most: 50.0,
-        of: None,
-    },
+    Limit::of_husk("to_userspace_ms", "start → user space", 0.8).times("qemu-q35"),
+    Limit::of_husk("to_userspace_ms", "start → user space", 1.1).times(FLOOR),
+    Limit::of_husk("before_clock_ms", "before the guest's clock starts, ms", 400.0),
+    Limit::of_husk("before_clock_ms", "before the guest's clock starts", 1.1).times(FLOOR),
+    Limit::of_husk("end_ms", "power-off → end, ms", 50.0),
 ];
 
 /// The tables of boots whose clock counts instructions.
 pub fn counted(record: &Record) -> String {
     let cases = kernel_cases(record);
     let note = "a millisecond is 500,000 instructions";
-    [
+    join([
         format!("{}; {note}", setting(record)),
         figures(record, &cases, KERNEL),
         held(record, COUNTED_LIMITS),
-    ]
-    .join("\n\n")
+    ])
 }
 
 /// The panels of their plot.
 pub fn counted_plot(record: &Record) -> Vec<Panel> {
-    let cases = kernel_cases(record);
-    let drawn = KERNEL.iter().filter(|(_, _, title)| !title.is_empty());
-    drawn
-        .filter_map(|(metric, _, title)| panel(record, COUNTED_LIMITS, &cases, metric, title))
-        .collect()
+    panels(record, COUNTED_LIMITS, &kernel_cases(record), drawn(KERNEL))
 }
 
 /// The tables.
@@ -195,84 +119,40 @@ pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
         &profile.mmio
     }));
     parts.extend(details(profiles));
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    join(parts)
 }
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
-    format!(
-        "{}, {} vCPU, {} MiB; {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        record.machine(),
-    )
+    format!("{}; {}", record.guest(), record.machine())
 }
 
 /// The cases with a kernel and an initrd, without those that were not measured.
-fn kernel_cases(record: &Record) -> Vec<String> {
-    let measured = |name: &str| record.measurements.iter().any(|m| m.case == name);
-    let cases = Vmm::ALL.into_iter();
-    let cases = cases.filter(|vmm| *vmm == Vmm::Husk || measured(vmm.name()));
-    cases.map(|vmm| vmm.name().to_owned()).collect()
+fn kernel_cases(record: &Record) -> Vec<&'static str> {
+    let cases = Vmm::ALL.map(Vmm::name).into_iter();
+    cases
+        .filter(|case| *case == Vmm::Husk.name() || record.has(case))
+        .collect()
 }
 
 /// Medians, scatter and the ratios of Husk's medians to the others'.
-fn figures(record: &Record, cases: &[String], lines: &[Line]) -> String {
-    let mut head = vec![String::from("median (p10 … p90)")];
-    head.extend(cases.iter().cloned());
-    head.extend(cases[1..].iter().rev().map(|case| format!("÷ {case}")));
-    let mut rows = vec![head];
-    for (metric, label, _) in lines {
-        let sums: Vec<_> = cases
-            .iter()
-            .map(|case| summary(&record.values(case, metric)))
-            .collect();
-        if sums.iter().all(Option::is_none) {
-            continue;
-        }
-        let mut row = vec![(*label).to_owned()];
-        row.extend(sums.iter().map(|sum| sum.map_or("–".to_owned(), cell)));
-        row.extend(sums[1..].iter().rev().map(|other| match (sums[0], other) {
-            (Some(husk), Some(other)) => format!("{:.2}", husk.median / other.median),
-            _ => String::new(),
-        }));
-        rows.push(row);
-    }
-    if rows.len() == 1 {
-        String::new()
-    } else {
-        align(&rows, 1)
-    }
+fn figures<S: AsRef<str>>(record: &Record, cases: &[S], lines: &'static [Line]) -> String {
+    let lines = lines.iter().map(|(metric, label, _)| (*metric, *label));
+    scatter(record, cases, lines)
 }
 
-fn cell(sum: Summary) -> String {
-    if sum.count == 1 {
-        return number(sum.median);
-    }
-    format!(
-        "{} ({} … {})",
-        number(sum.median),
-        number(sum.p10),
-        number(sum.p90)
-    )
+/// Those of `lines` that are drawn, as metric and title.
+fn drawn(lines: &'static [Line]) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let titles = lines.iter().map(|(metric, _, title)| (*metric, *title));
+    titles.filter(|(_, title)| !title.is_empty())
 }
 
 /// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
-    let kernel = kernel_cases(record);
     let disk = Vmm::WITH_DISK.map(Vmm::disk_name);
-    let of = |cases: &[String], lines: &'static [Line]| -> Vec<Panel> {
-        let drawn = lines.iter().filter(|(_, _, title)| !title.is_empty());
-        drawn
-            .filter_map(|(metric, _, title)| panel(record, LIMITS, cases, metric, title))
-            .collect()
-    };
-    let mut panels = of(&kernel, KERNEL);
-    panels.extend(of(&disk, DISK));
-    panels
+    let mut all = panels(record, LIMITS, &kernel_cases(record), drawn(KERNEL));
+    all.extend(panels(record, LIMITS, &disk, drawn(DISK)));
+    all
 }
 
 /// Maximum number of rows of a matrix; the others are summed up in one row.
@@ -356,29 +236,10 @@ fn details(profiles: &[Profile]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
-
-    fn record(values: &[(&str, &str, f64)]) -> Record {
-        let measurements = values
-            .iter()
-            .map(|(case, metric, value)| Measurement {
-                bench: "boot".into(),
-                case: (*case).into(),
-                metric: (*metric).into(),
-                unit: "ms".into(),
-                value: *value,
-                run: 1,
-            })
-            .collect();
-        Record {
-            measurements,
-            ..Record::default()
-        }
-    }
 
     #[test]
     fn the_table_compares_husk_with_each() {
-        let record = record(&[
+        let record = Record::example([
             ("husk", "to_userspace_ms", 50.0),
             ("qemu-q35", "to_userspace_ms", 100.0),
             ("qemu-microvm", "to_userspace_ms", 80.0),

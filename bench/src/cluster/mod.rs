@@ -1,5 +1,5 @@
-//! `cargo xtask bench cluster`: Husk under KubeVirt's stock control plane: where the time of a start goes, and what many
-//! VMIs cost.
+//! `cargo xtask bench cluster`: Husk under KubeVirt's stock control plane: where the time of a start goes, and what
+//! many VMIs cost.
 
 mod audit;
 mod played;
@@ -7,10 +7,9 @@ mod report;
 mod start;
 
 use super::host;
-use super::record::{Measurement, Record};
+use super::record::{Record, measurements};
 use super::svg::Better;
 use anyhow::{Result, bail};
-use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 use xtask::binaries::{self, Profile};
@@ -66,31 +65,25 @@ pub fn run(args: Args) -> Result<()> {
         env: host::facts(&Profile::Release.folder().join("husk"))?,
         ..Record::default()
     };
-    record.env.insert("load_before".to_owned(), json!(host::load()));
     let done = |part: Part| args.only.is_none_or(|only| only == part);
-    let mut measured = Ok(());
-    record
-        .env
-        .insert("where".to_owned(), json!("native, starts in the lab"));
-    if done(Part::Start) {
-        measured = with_cluster(&args, 1, |kubectl| {
-            start::run(args.rounds, &progress, kubectl, &mut record)
-        });
-    }
-    if done(Part::Many) && measured.is_ok() {
-        for (name, value) in [("vmis", args.vmis), ("nodes", args.nodes)] {
-            record.env.insert(name.to_owned(), json!(value));
+    let measured = record.measure("native, starts in the lab", |record| {
+        if done(Part::Start) {
+            with_cluster(&args, 1, |kubectl| {
+                start::run(args.rounds, &progress, kubectl, record)
+            })?;
         }
-        let plan = played::Plan {
-            vmis: args.vmis,
-            nodes: args.nodes,
-            idle: Duration::from_secs(args.idle),
-        };
-        measured = with_cluster(&args, 0, |kubectl| {
-            played::run(&plan, &progress, kubectl, &mut record)
-        });
-    }
-    record.env.insert("load_after".to_owned(), json!(host::load()));
+        if done(Part::Many) {
+            record.note("vmis", args.vmis);
+            record.note("nodes", args.nodes);
+            let plan = played::Plan {
+                vmis: args.vmis,
+                nodes: args.nodes,
+                idle: Duration::from_secs(args.idle),
+            };
+            with_cluster(&args, 0, |kubectl| played::run(&plan, &progress, kubectl, record))?;
+        }
+        Ok(())
+    });
     if record.measurements.is_empty() {
         return measured;
     }
@@ -125,14 +118,13 @@ fn with_cluster(args: &Args, nodes: u32, work: impl FnOnce(&Kubectl) -> Result<(
     worked.and(ended)
 }
 
-/// Adds a value to the record.
-fn measured(record: &mut Record, case: &str, metric: &str, unit: &str, value: f64, run: u32) {
-    record.measurements.push(Measurement {
-        bench: "cluster".to_owned(),
-        case: case.to_owned(),
-        metric: metric.to_owned(),
-        unit: unit.to_owned(),
-        value,
-        run,
-    });
+/// Adds values of a case in a round to the record, from metric, unit and value of each.
+fn add<M: Into<String>>(
+    record: &mut Record,
+    case: &str,
+    run: u32,
+    values: impl IntoIterator<Item = (M, &'static str, f64)>,
+) {
+    let values = measurements("cluster", case, run, values);
+    record.measurements.extend(values);
 }

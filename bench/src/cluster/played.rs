@@ -1,7 +1,7 @@
 //! Many VMIs under the stock control plane. Kubelets and shims are played by one program; each agent is a process.
 
+use super::add;
 use super::audit::{AGENT, Requests};
-use super::measured;
 use crate::record::Record;
 use crate::smaps::resident;
 use anyhow::{Context, Result, ensure};
@@ -77,7 +77,8 @@ pub fn run(plan: &Plan, progress: &Progress, kubectl: &Kubectl, record: &mut Rec
         step.news(&format!("{running} run"));
         Ok((running == plan.vmis).then_some(()))
     })?;
-    measured(record, AGENT, "start_s", "s", clock.elapsed().as_secs_f64(), 1);
+    let values = [("start_s", "s", clock.elapsed().as_secs_f64())];
+    add(record, AGENT, 1, values);
     step.done();
     idle(plan, progress, &agents, record)?;
     let step = progress.step("ending the VMIs");
@@ -173,29 +174,19 @@ fn idle(plan: &Plan, progress: &Progress, agents: &[Process], record: &mut Recor
     let (after, seconds) = (cpu()?, clock.elapsed().as_secs_f64());
     for (node, agent) in (0..).zip(agents) {
         let vmis = plan.on_node(node);
-        let used = after[node as usize].saturating_sub(before[node as usize]);
+        let before = before[node as usize];
+        let used = after[node as usize].saturating_sub(before);
         let memory = resident(u32::try_from(agent.pid)?, 0)?;
         // The first node has more VMIs than the others.
         let case = if node == 0 { "first" } else { "others" };
-        measured(record, case, "vmis", "count", vmis.into(), 1);
-        measured(record, case, "rss_kib", "KiB", memory.own_kib as f64, 1);
-        measured(record, case, "pss_kib", "KiB", memory.own_pss_kib as f64, 1);
-        measured(
-            record,
-            case,
-            "idle_cpu_percent",
-            "%",
-            100.0 * used.as_secs_f64() / seconds,
-            1,
-        );
-        measured(
-            record,
-            case,
-            "cpu_before_idle_ms",
-            "ms",
-            before[node as usize].as_secs_f64() * 1e3,
-            1,
-        );
+        let values = [
+            ("vmis", "count", vmis.into()),
+            ("rss_kib", "KiB", memory.own_kib as f64),
+            ("pss_kib", "KiB", memory.own_pss_kib as f64),
+            ("idle_cpu_percent", "%", 100.0 * used.as_secs_f64() / seconds),
+            ("cpu_before_idle_ms", "ms", before.as_secs_f64() * 1e3),
+        ];
+        add(record, case, 1, values);
     }
     step.done();
     Ok(())
@@ -211,35 +202,18 @@ fn requests(plan: &Plan, requests: &Requests, record: &mut Record) -> Result<()>
         plan.vmis
     );
     for ((program, verb), count) in &requests.by_verb {
-        measured(
-            record,
-            program,
-            &format!("requests_{verb}"),
-            "count",
-            per_vmi(*count),
-            1,
-        );
+        let values = [(format!("requests_{verb}"), "count", per_vmi(*count))];
+        add(record, program, 1, values);
     }
-    for (resource, count) in &requests.agent_writes {
-        measured(
-            record,
-            AGENT,
-            &format!("writes_{resource}"),
-            "count",
-            per_vmi(*count),
-            1,
-        );
-    }
-    measured(
-        record,
-        AGENT,
-        "writes",
-        "count",
-        per_vmi(requests.agent_writes_for_vmis()),
-        1,
-    );
+    let writes = requests.agent_writes.iter();
+    let writes = writes.map(|(resource, count)| (format!("writes_{resource}"), "count", per_vmi(*count)));
+    add(record, AGENT, 1, writes);
     let most = requests.status_writes.values().max().copied().unwrap_or_default();
-    measured(record, AGENT, "status_writes_max", "count", most.into(), 1);
+    let values = [
+        ("writes", "count", per_vmi(requests.agent_writes_for_vmis())),
+        ("status_writes_max", "count", most.into()),
+    ];
+    add(record, AGENT, 1, values);
     Ok(())
 }
 

@@ -4,9 +4,8 @@ use super::audit::AGENT;
 use super::start::{CASE, PARTS};
 use crate::limits::{Limit, held};
 use crate::record::Record;
-use crate::stats::summary;
 use crate::svg::Panel;
-use crate::table::{align, number};
+use crate::table::{align, headed, join, number};
 
 const VERBS: [&str; 8] = [
     "get",
@@ -20,42 +19,32 @@ const VERBS: [&str; 8] = [
 ];
 
 const LIMITS: &[Limit] = &[
-    at_most(
+    Limit::at_most(
         CASE,
         "husk_percent",
         "Husk's part of the time from kubectl apply to user space, %",
         10.0,
     ),
-    at_most(
+    Limit::at_most(
         "first",
         "rss_kib",
         "agent of the first node, resident, KiB",
         24.0 * 1024.0,
     ),
-    at_most(
+    Limit::at_most(
         "first",
         "idle_cpu_percent",
         "the same, idle, % of a processor",
         1.0,
     ),
-    at_most(
+    Limit::at_most(
         "others",
         "idle_cpu_percent",
         "the other agents, idle, % of a processor",
         1.0,
     ),
-    at_most(AGENT, "writes", "an agent's writes in the life of a VMI", 12.0),
+    Limit::at_most(AGENT, "writes", "an agent's writes in the life of a VMI", 12.0),
 ];
-
-const fn at_most(case: &'static str, metric: &'static str, what: &'static str, most: f64) -> Limit {
-    Limit {
-        case,
-        metric,
-        what,
-        most,
-        of: None,
-    }
-}
 
 const START: &str =
     "Husk's part: husk-agent, shim and VMM, and the processor time of the shim from its first byte on.";
@@ -74,8 +63,7 @@ pub fn text(record: &Record) -> String {
         parts.extend([requests, CAPTION.to_owned()]);
     }
     parts.push(held(record, LIMITS));
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    join(parts)
 }
 
 /// Machine and size of the measurement, in one line.
@@ -91,13 +79,9 @@ pub fn setting(record: &Record) -> String {
     }
 }
 
-fn median(record: &Record, case: &str, metric: &str) -> Option<f64> {
-    Some(summary(&record.values(case, metric))?.median)
-}
-
 /// Who takes the time of a start.
 fn starts(record: &Record) -> String {
-    let Some(all) = median(record, CASE, "to_userspace_ms") else {
+    let Some(all) = record.median(CASE, "to_userspace_ms") else {
         return String::new();
     };
     let head = ["kubectl apply → user space: median", "ms", "%"];
@@ -109,7 +93,7 @@ fn starts(record: &Record) -> String {
         ("husk_ms", "Husk's part"),
     ];
     for (metric, label) in lines.chain(sums) {
-        if let Some(value) = median(record, CASE, metric) {
+        if let Some(value) = record.median(CASE, metric) {
             rows.push(vec![label.to_owned(), number(value), number(100.0 * value / all)]);
         }
     }
@@ -118,37 +102,30 @@ fn starts(record: &Record) -> String {
 
 /// What an agent costs.
 fn agents(record: &Record) -> String {
-    let mut rows = vec![
-        [
-            "agent: median",
-            "VMIs",
-            "resident, KiB",
-            "PSS, KiB",
-            "idle, %",
-            "CPU until then, ms",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+    let head = [
+        "agent: median",
+        "VMIs",
+        "resident, KiB",
+        "PSS, KiB",
+        "idle, %",
+        "CPU until then, ms",
     ];
-    for (case, label) in [("first", "first node"), ("others", "other nodes")] {
-        let metrics = [
-            "vmis",
-            "rss_kib",
-            "pss_kib",
-            "idle_cpu_percent",
-            "cpu_before_idle_ms",
-        ];
-        let values = metrics.map(|metric| median(record, case, metric).map(number));
-        if values.iter().all(Option::is_some) {
-            let values = values.into_iter().flatten();
-            rows.push(std::iter::once(label.to_owned()).chain(values).collect());
+    let metrics = [
+        "vmis",
+        "rss_kib",
+        "pss_kib",
+        "idle_cpu_percent",
+        "cpu_before_idle_ms",
+    ];
+    let row = |(case, label): (&str, &str)| {
+        let mut row = vec![label.to_owned()];
+        for metric in metrics {
+            row.push(number(record.median(case, metric)?));
         }
-    }
-    if rows.len() == 1 {
-        String::new()
-    } else {
-        align(&rows, 1)
-    }
+        Some(row)
+    };
+    let cases = [("first", "first node"), ("others", "other nodes")];
+    headed(head.map(str::to_owned).into(), cases.into_iter().filter_map(row))
 }
 
 /// Requests per VMI by program and verb.
@@ -165,8 +142,11 @@ fn requests(record: &Record) -> String {
     let head = std::iter::once("requests per VMI").chain(VERBS);
     let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
     for program in programs {
-        let value =
-            |verb| median(record, program, &format!("requests_{verb}")).map_or("–".to_owned(), number);
+        let value = |verb| {
+            record
+                .median(program, &format!("requests_{verb}"))
+                .map_or("–".to_owned(), number)
+        };
         rows.push(
             std::iter::once(program.to_owned())
                 .chain(VERBS.map(value))
@@ -180,7 +160,7 @@ fn requests(record: &Record) -> String {
 pub fn plot(record: &Record) -> Vec<Panel> {
     let panel = |title: &str, bars: &[(&str, &str, &str)]| {
         let bar = |(label, case, metric): &(&str, &str, &str)| {
-            Some(((*label).to_owned(), summary(&record.values(case, metric))?))
+            Some(((*label).to_owned(), record.summary(case, metric)?))
         };
         let held = |limit: &&Limit| {
             bars.first()
@@ -208,23 +188,18 @@ pub fn plot(record: &Record) -> Vec<Panel> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::measured;
 
     #[test]
     fn parts_and_limits_are_shown() {
-        let mut record = Record::default();
-        for (metric, ..) in PARTS {
-            measured(&mut record, CASE, metric, "ms", 100.0, 1);
-        }
-        for (metric, value) in [
-            ("to_userspace_ms", 900.0),
-            ("husk_ms", 99.0),
-            ("husk_percent", 11.0),
-        ] {
-            measured(&mut record, CASE, metric, "ms", value, 1);
-        }
-        measured(&mut record, AGENT, "writes", "count", 7.0, 1);
-        measured(&mut record, "virt-api", "requests_get", "count", 0.5, 1);
+        let parts = PARTS.map(|(metric, ..)| (CASE, metric, 100.0));
+        let others = [
+            (CASE, "to_userspace_ms", 900.0),
+            (CASE, "husk_ms", 99.0),
+            (CASE, "husk_percent", 11.0),
+            (AGENT, "writes", 7.0),
+            ("virt-api", "requests_get", 0.5),
+        ];
+        let record = Record::example(parts.into_iter().chain(others));
         let text = text(&record);
         assert!(text.contains("in all"), "{text}");
         assert!(text.contains("MISSED  Husk's part"), "{text}");

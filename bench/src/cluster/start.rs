@@ -1,6 +1,7 @@
 //! The time from `kubectl apply` to a guest's user space, and who takes it.
 
-use super::measured;
+use super::add;
+use crate::group::stat_field;
 use crate::record::Record;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
@@ -45,9 +46,8 @@ pub fn run(rounds: u32, progress: &Progress, kubectl: &Kubectl, record: &mut Rec
         let ms =
             start(progress, kubectl, &format!("start-{round}")).with_context(|| format!("start {round}"))?;
         if round > 0 {
-            for (metric, value) in ms {
-                measured(record, CASE, metric, "ms", value, round);
-            }
+            let values = ms.into_iter().map(|(metric, value)| (metric, "ms", value));
+            add(record, CASE, round, values);
             let sum = |husk: bool| {
                 let parts = PARTS.iter().filter(|part| !husk || part.2);
                 let values = parts.filter_map(|part| record.values(CASE, part.0).last().copied());
@@ -59,9 +59,12 @@ pub fn run(rounds: u32, progress: &Progress, kubectl: &Kubectl, record: &mut Rec
                 .copied()
                 .unwrap_or_default();
             let (all, own) = (sum(false), sum(true) + shim);
-            measured(record, CASE, "to_userspace_ms", "ms", all, round);
-            measured(record, CASE, "husk_ms", "ms", own, round);
-            measured(record, CASE, "husk_percent", "%", 100.0 * own / all, round);
+            let values = [
+                ("to_userspace_ms", "ms", all),
+                ("husk_ms", "ms", own),
+                ("husk_percent", "%", 100.0 * own / all),
+            ];
+            add(record, CASE, round, values);
         }
     }
     step.done();
@@ -160,14 +163,14 @@ fn shim_cpu_time(progress: &Progress) -> Result<f64> {
     on_node(progress, script, |line| lines.push(line.to_owned()))?;
     let per_second: f64 = lines.pop().context("no ticks")?.trim().parse()?;
     ensure!(!lines.is_empty(), "the node has no shim");
-    let mut ticks = 0.0;
+    let mut ticks = 0;
     for line in lines {
-        // `utime` and `stime` are fields 14 and 15.
-        let fields = line.rsplit_once(')').context("not a stat file")?.1;
-        let fields = fields.split_whitespace().skip(11).take(2);
-        ticks += fields.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+        // `utime` and `stime`.
+        for field in [14, 15] {
+            ticks += stat_field(&line, field).context("not a stat file")?;
+        }
     }
-    Ok(1e3 * ticks / per_second)
+    Ok(1e3 * ticks as f64 / per_second)
 }
 
 fn on_node(progress: &Progress, script: &str, line: impl FnMut(&str) + Send) -> Result<()> {

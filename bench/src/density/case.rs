@@ -1,9 +1,9 @@
 //! The compared VMMs, and how their guests are started.
 
 use crate::bench_files::BenchFiles;
+use crate::cases::BenchCase;
 use crate::guest::Guest;
 use crate::line::Line;
-use crate::peers::{Devices, Peer, Peers};
 use crate::smaps;
 use crate::started::Started;
 use crate::vmm::Vmm;
@@ -26,21 +26,11 @@ pub struct Vm {
     socket: PathBuf,
 }
 
-/// Husk first, then those it is compared with.
-pub const ALL: [Vmm; 5] = [
-    Vmm::Husk,
-    Vmm::Q35,
-    Vmm::Peer(Peer::Firecracker),
-    Vmm::Peer(Peer::CloudHypervisor),
-    Vmm::Floor,
-];
-
 impl Vm {
     /// Starts guest `number` of a VMM with the kernel's command line `append`.
     pub fn start(
         vmm: Vmm,
         files: &BenchFiles,
-        peers: &Peers,
         number: u32,
         append: &str,
         patience: Duration,
@@ -54,10 +44,7 @@ impl Vm {
         };
         let command = match vmm {
             Vmm::Husk => guest.husk_detached(files)?,
-            Vmm::Microvm => guest.qemu("microvm,rtc=on", files),
-            Vmm::Q35 => guest.qemu("q35", files),
-            Vmm::Peer(peer) => peers.ready(peer, &guest, files, &Devices::default())?,
-            Vmm::Floor => guest.floor(files),
+            _ => vmm.ready(&guest, files)?,
         };
         Ok(Self {
             vmm,
@@ -96,11 +83,8 @@ impl Vm {
     /// KiB of memory that its processes do not share, without the guest's, and the guest's.
     pub fn memory(&mut self) -> Result<[u64; 2]> {
         let processes = self.processes()?;
-        let pid = match self.vmm {
-            Vmm::Husk => self.started.group.find("husk-vmm")?,
-            _ => self.started.pid(),
-        };
-        let guest = smaps::resident(pid, MEMORY_MIB)?.guest_kib;
+        let vmm = self.vmm.process(&self.started)?;
+        let guest = smaps::resident(vmm, MEMORY_MIB)?.guest_kib;
         let all = processes.into_iter().map(smaps::unshared).sum::<Result<u64>>()?;
         Ok([all.saturating_sub(guest), guest])
     }

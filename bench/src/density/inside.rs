@@ -1,17 +1,16 @@
 //! The process that runs where KVM is: starts many guests at once, and watches as many that are idle.
 
 use super::case::{MEMORY_MIB, Vm};
-use super::report::{self, METRICS};
-use crate::bench_files::{self, BenchFiles};
-use crate::guest::FLOOR_PROGRAM;
-use crate::peers::Peers;
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
-use crate::trace::{Event, Trace};
+use super::report::{BESIDE, CPU, EXITS, FIT, GUEST, START, STARTS, TO_USERSPACE, USED};
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::BenchCase;
+use crate::counted::{CountedJob, plans, there};
+use crate::guest::{IDLE, USERSPACE};
+use crate::rounds::{Attempts, Turn, turns};
+use crate::trace::{self, Event, Trace};
 use crate::vmm::Vmm;
 use crate::{host, kvm, message};
 use anyhow::{Context, Result, bail};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::PathBuf;
@@ -20,18 +19,12 @@ use std::time::{Duration, Instant};
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs.
-    pub release: PathBuf,
-    /// Kernel of the guests that become idle.
-    pub kernel: PathBuf,
+    /// Files of the guests that become idle.
+    pub sources: Sources,
     /// The same kernel, which halts at its first instruction.
     pub halted: PathBuf,
     /// Physical addresses of that instruction.
     pub entries: [u64; 2],
-    /// Initrd of the guests.
-    pub initrd: PathBuf,
-    /// Other VMMs.
-    pub peers: Peers,
     /// VMMs to compare.
     pub cases: Vec<Vmm>,
     /// Rounds of all cases.
@@ -50,8 +43,27 @@ pub struct Plan {
     pub thorough: bool,
 }
 
-const MARKER: &str = "HUSK-USERSPACE";
-const APPEND: &str = "console=ttyS0 quiet husk.do=sleep";
+impl Plan {
+    /// The measurement of starts in machines whose clock counts instructions.
+    pub fn counted_job(&self) -> CountedJob<Self> {
+        let one = |case: Vmm, ()| Self {
+            sources: self.sources.counted(),
+            halted: there(&self.halted),
+            cases: vec![case],
+            rounds: 1,
+            thorough: false,
+            ..*self
+        };
+        CountedJob {
+            bench: "density",
+            files: self.sources.files().chain([self.halted.clone()]).collect(),
+            system: Ok,
+            rounds: self.rounds,
+            plans: plans(&self.cases, &[()], one),
+        }
+    }
+}
+
 const EXIT: &str = "kvm/kvm_exit";
 /// Maximum time of one guest's start and boot while others do the same.
 const BOOT: Duration = Duration::from_secs(60);
@@ -69,20 +81,16 @@ const SPARE: u32 = 3;
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
-    let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
-    let halted = folder.path().join("halted");
-    std::fs::create_dir(&halted)?;
-    let halted = BenchFiles::gather(&plan.release, &plan.halted, &plan.initrd, &halted)?;
-    if plan.cases.contains(&Vmm::Floor) {
-        for files in [&files, &halted] {
-            files.add(&plan.release.join(FLOOR_PROGRAM))?;
-        }
-    }
+    let halted_folder = folder.path().join("halted");
+    std::fs::create_dir(&halted_folder)?;
+    let halted = Sources {
+        kernel: plan.halted.clone(),
+        ..plan.sources.clone()
+    };
     let bench = Bench {
         plan,
-        peers: plan.peers.gathered(&files)?,
-        halted,
-        files,
+        files: BenchFiles::gather(&plan.sources, folder.path())?,
+        halted: BenchFiles::gather(&halted, &halted_folder)?,
         trace: Trace::new()?,
     };
     let facts = [
@@ -94,30 +102,22 @@ pub fn run(plan: &Plan) -> Result<()> {
     message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for case in plan.cases.iter().copied() {
-            attempts.run(case.name(), "warming up", || bench.starts(case).map(|_| ()))?;
-        }
+        attempts.warm_up(&plan.cases, |case| bench.starts(case).map(|_| ()))?;
     }
-    for run in 1..=plan.rounds {
-        for case in rotated(&plan.cases, run) {
-            let what = format!("round {run} of {}", plan.rounds);
-            if plan.starts {
-                attempts.run(case.name(), &format!("starts, {what}"), || {
-                    let start = bench.starts(case)?;
-                    send(
-                        case,
-                        run,
-                        &[(report::START, start * 1e3), (report::STARTS, 1.0 / start)],
-                    );
-                    Ok(())
-                })?;
-            }
-            if plan.idle {
-                attempts.run(case.name(), &format!("idle guests, {what}"), || {
-                    send(case, run, &bench.idle(case)?);
-                    Ok(())
-                })?;
-            }
+    for Turn { case, round, what } in turns(&plan.cases, plan.rounds) {
+        if plan.starts {
+            attempts.run(case.name(), &format!("starts, {what}"), || {
+                let start = bench.starts(case)?;
+                let values = [(START, "ms", start * 1e3), (STARTS, "1/s", 1.0 / start)];
+                message::values("density", case.name(), round, values);
+                Ok(())
+            })?;
+        }
+        if plan.idle {
+            attempts.run(case.name(), &format!("idle guests, {what}"), || {
+                message::values("density", case.name(), round, bench.idle(case)?);
+                Ok(())
+            })?;
         }
     }
     Ok(())
@@ -128,7 +128,6 @@ struct Bench<'a> {
     files: BenchFiles,
     /// The same with the kernel that halts.
     halted: BenchFiles,
-    peers: Peers,
     trace: Trace,
 }
 
@@ -139,7 +138,7 @@ impl Bench<'_> {
         self.trace.begin(&[EXIT])?;
         self.trace
             .narrow(EXIT, &format!("guest_rip == {pvh:#x} || guest_rip == {long:#x}"))?;
-        let began = monotonic()?;
+        let began = trace::now()?;
         let deadline = Instant::now() + self.patience();
         let mut vms = self.start_all(case, &self.halted)?;
         let last = loop {
@@ -160,7 +159,7 @@ impl Bench<'_> {
     }
 
     /// Starts guests that become idle, all at once; returns their metrics.
-    fn idle(&self, case: Vmm) -> Result<Vec<(&'static str, f64)>> {
+    fn idle(&self, case: Vmm) -> Result<[(&'static str, &'static str, f64); 7]> {
         let count = f64::from(self.plan.vms);
         let before = used_kib()?;
         let began = Instant::now();
@@ -170,7 +169,7 @@ impl Bench<'_> {
         }
         let mut booted = began;
         for vm in &mut vms {
-            booted = booted.max(vm.until(MARKER)?);
+            booted = booted.max(vm.until(USERSPACE)?);
         }
         std::thread::sleep(self.plan.settle);
         let since = Instant::now();
@@ -185,20 +184,21 @@ impl Bench<'_> {
             guest += guests;
         }
         let used = used_kib()?.saturating_sub(before) as f64 / count;
-        Ok(vec![
-            (report::TO_USERSPACE, count / (booted - began).as_secs_f64()),
-            (report::EXITS, (exits_after - exits) as f64 / time / count),
-            (report::CPU, (cpu_after - cpu).as_secs_f64() * 1e3 / time / count),
-            (report::BESIDE, beside as f64 / count),
-            (report::GUEST, guest as f64 / count),
-            (report::USED, used),
-            (report::FIT, f64::from(1 << 20) / used),
+        let cpu = (cpu_after - cpu).as_secs_f64() * 1e3;
+        Ok([
+            (TO_USERSPACE, "1/s", count / (booted - began).as_secs_f64()),
+            (EXITS, "1/s", (exits_after - exits) as f64 / time / count),
+            (CPU, "ms", cpu / time / count),
+            (BESIDE, "KiB", beside as f64 / count),
+            (GUEST, "KiB", guest as f64 / count),
+            (USED, "KiB", used),
+            (FIT, "count", f64::from(1 << 20) / used),
         ])
     }
 
     fn start_all(&self, case: Vmm, files: &BenchFiles) -> Result<Vec<Vm>> {
         (1..=self.plan.vms)
-            .map(|number| Vm::start(case, files, &self.peers, number, APPEND, self.patience()))
+            .map(|number| Vm::start(case, files, number, IDLE, self.patience()))
             .collect()
     }
 
@@ -263,25 +263,6 @@ fn listed_kib(zoneinfo: &str) -> u64 {
         .filter_map(|line| line.trim().strip_prefix("count:"));
     let pages: u64 = counts.filter_map(|count| count.trim().parse::<u64>().ok()).sum();
     pages * rustix::param::page_size() as u64 / 1024
-}
-
-/// Seconds of the monotonic clock, which the trace uses.
-fn monotonic() -> Result<f64> {
-    Ok(Duration::try_from(clock_gettime(ClockId::Monotonic))?.as_secs_f64())
-}
-
-fn send(case: Vmm, run: u32, values: &[(&str, f64)]) {
-    for (metric, value) in values {
-        let unit = METRICS.iter().find(|(name, ..)| name == metric);
-        message::measured(Measurement {
-            bench: "density".to_owned(),
-            case: case.name().to_owned(),
-            metric: (*metric).to_owned(),
-            unit: unit.map_or("", |(_, unit, _)| unit).to_owned(),
-            value: *value,
-            run,
-        });
-    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,24 @@
 //! `cargo xtask bench density`: how fast many VMs start, how much memory idle ones need and how often they exit.
 
 mod case;
-mod counted;
 mod halted;
 mod inside;
 mod report;
 
+use super::bench_files::Sources;
+use super::guest::FLOOR_PROGRAM;
 use super::measure::{self, Job};
 use super::peers::Peers;
-use super::record::Record;
-use super::{svg, vmlinux};
+use super::record::{self, Record};
+use super::svg::Better;
+use super::vmlinux;
+use super::vmm::Vmm;
 use anyhow::{Context, Result};
 use inside::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use xtask::checkout;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench density`.
 #[derive(clap::Args, Debug)]
@@ -71,18 +74,17 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
-    let image = images::path(IMAGE)?;
-    let kernels = Kernels::write(&image.join("vmlinuz"))?;
-    let mut cases = case::ALL.to_vec();
-    cases.retain(|case| case.asked_for(&args.peers, args.floor));
+    let mut sources = Sources::new(IMAGE, "vmlinuz", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
+    sources.peers = args.peers.staged()?;
+    let kernels = Kernels::write(&sources.kernel)?;
+    sources.kernel = kernels.whole;
+    let mut cases = Vmm::ALL.to_vec();
+    cases.retain(|case| *case != Vmm::Microvm && case.asked_for(&args.peers, args.floor));
     let time = |long| if args.quick { QUICK } else { long };
     let plan = Plan {
-        release: checkout::release(),
-        kernel: kernels.whole,
+        sources,
         halted: kernels.halted,
         entries: kernels.entries,
-        initrd: image.join("initrd"),
-        peers: args.peers.staged()?,
         cases,
         rounds: if args.quick { 1 } else { args.rounds },
         vms: args.vms,
@@ -95,7 +97,7 @@ pub fn run(args: Args) -> Result<()> {
     let cases = plan.cases.clone();
     let mut record = Record::default();
     let measured = if args.icount {
-        counted::measure(&progress, &plan, &mut record)
+        plan.counted_job().measure(&progress, &mut record)
     } else {
         let guests = GUEST_LIMIT * plan.vms * 2 + plan.settle + plan.counted;
         let job = Job {
@@ -108,17 +110,13 @@ pub fn run(args: Args) -> Result<()> {
     };
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &cases));
-    let name = match (args.quick || args.only.is_some(), args.icount) {
-        (true, _) => "density-quick",
-        (false, true) => "density-icount",
-        (false, false) => "density",
-    };
-    record.publish(
-        name,
-        &report::setting(&record),
-        svg::Better::Less,
-        &report::plot(&record, &cases),
-    )?;
+    let words = [
+        ("icount", args.icount),
+        ("quick", args.quick || args.only.is_some()),
+    ];
+    let name = record::name("density", &words);
+    let setting = report::setting(&record);
+    record.publish(&name, &setting, Better::Less, &report::plot(&record, &cases))?;
     measured
 }
 

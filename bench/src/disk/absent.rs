@@ -1,7 +1,7 @@
 //! Cases that a VMM does not support, as opposed to those that fail.
 
 use crate::started::Started;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use std::time::Instant;
 
 /// The VMM's reason why a case cannot be measured. It is not retried.
@@ -21,10 +21,8 @@ impl std::error::Error for Absent {}
 /// # Errors
 /// [`Absent`] if the VMM reports that it does not support such a guest.
 pub fn until(started: &mut Started, words: &str) -> Result<(Instant, String)> {
-    const FAILED: &str = "husk-bench: failed;";
-    match started.first_of(&[words, FAILED]) {
-        Ok((0, when)) => Ok((when, started.serial.said())),
-        Ok(_) => bail!("the guest cannot measure: {}", started.serial.said()),
+    match started.until_script(words) {
+        Ok(when) => Ok((when, started.serial.said())),
         Err(error) => match unserved(&error.to_string()) {
             Some(why) => Err(Absent(why.to_owned()).into()),
             None => Err(error),

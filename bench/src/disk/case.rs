@@ -1,12 +1,14 @@
 //! The compared configurations, and how each is started.
 
-use crate::bench_files;
-use crate::guest::{Guest, Vmm};
-use crate::peers::{Devices, Peer, Peers};
+use crate::bench_files::BenchFiles;
+use crate::cases::BenchCase;
+use crate::finish::finish;
+use crate::guest::{Guest, SCRIPT, Vmm};
+use crate::peers::{Devices, Peer};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// A VMM with its disk in one configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -50,13 +52,11 @@ pub enum Case {
 #[derive(Debug)]
 pub struct DiskFiles {
     /// Files of every benchmark; the initrd contains the guest's jobs.
-    pub common: bench_files::BenchFiles,
+    pub common: BenchFiles,
     /// The disk's image, raw.
     pub raw: PathBuf,
     /// The same in qcow2, if a case needs it.
     pub qcow2: Option<PathBuf>,
-    /// Other VMMs.
-    pub peers: Peers,
     /// Number of processors of every guest.
     pub vcpus: u32,
 }
@@ -64,33 +64,14 @@ pub struct DiskFiles {
 /// Memory of every guest: it holds fio's libraries twice while they are unpacked.
 pub const MEMORY_MIB: u64 = 512;
 
-/// Command line of every guest.
-pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
-
 /// Host cache mode of every disk: the page cache, so that the disk's own variance does not show.
 pub const CACHE: &str = "writeback";
 
 /// Name of Husk's VM.
 const NAME: &str = "bench-disk";
 
-impl Case {
-    /// All cases, Husk's first, because they may be unavailable.
-    pub const ALL: [Self; 11] = [
-        Self::Husk,
-        Self::HuskScsi,
-        Self::HuskQcow2,
-        Self::Q35,
-        Self::Q35Iothread,
-        Self::Q35Scsi,
-        Self::Q35ScsiIothread,
-        Self::Q35Qcow2,
-        Self::Firecracker,
-        Self::FirecrackerAsync,
-        Self::CloudHypervisor,
-    ];
-
-    /// Name of the case.
-    pub fn name(self) -> &'static str {
+impl BenchCase for Case {
+    fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
             Self::HuskScsi => "husk-scsi",
@@ -106,15 +87,16 @@ impl Case {
         }
     }
 
-    /// The other VMM of the case, if it is not Husk or QEMU.
-    pub fn peer(self) -> Option<Peer> {
+    fn peer(self) -> Option<Peer> {
         match self {
             Self::Firecracker | Self::FirecrackerAsync => Some(Peer::Firecracker),
             Self::CloudHypervisor => Some(Peer::CloudHypervisor),
             _ => None,
         }
     }
+}
 
+impl Case {
     /// True if the disk is a qcow2 image.
     pub fn is_qcow2(self) -> bool {
         matches!(self, Self::HuskQcow2 | Self::Q35Qcow2)
@@ -130,7 +112,7 @@ impl Case {
             name: NAME,
             vcpus: files.vcpus,
             mib: MEMORY_MIB,
-            append: Some(APPEND),
+            append: Some(SCRIPT),
         };
         if let Some(peer) = self.peer() {
             let devices = Devices {
@@ -138,7 +120,7 @@ impl Case {
                 io_uring: self == Self::FirecrackerAsync,
                 tap: None,
             };
-            files.peers.ready(peer, &guest, &files.common, &devices)
+            peer.ready(&guest, &files.common, &devices)
         } else if self.is_husk() {
             self.husk(&guest, files)
         } else {
@@ -229,57 +211,26 @@ impl DiskFiles {
             .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
             .arg(self.qcow2()?)
             .arg(&overlay);
-        qemu_img(&mut create)?;
+        finish(&mut create)?;
         Ok(overlay)
     }
-}
-
-/// Runs `qemu-img`.
-pub fn qemu_img(command: &mut Command) -> Result<()> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start qemu-img")?;
-    anyhow::ensure!(
-        output.status.success(),
-        "{command:?}: {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::ValueEnum;
 
     fn files() -> DiskFiles {
         DiskFiles {
-            common: bench_files::BenchFiles {
-                folder: "/files".into(),
-                runtime: tempfile::tempdir().expect("a folder"),
-                husk: "/files/husk".into(),
-                kernel: "/files/vmlinuz".into(),
-                initrd: "/files/initrd".into(),
-            },
+            common: BenchFiles::example(Path::new("/files")),
             raw: "/files/data.img".into(),
             qcow2: None,
-            peers: Peers::default(),
             vcpus: 3,
         }
     }
 
     fn words(case: Case) -> String {
         format!("{:?}", case.ready(&files()).expect("a command").command)
-    }
-
-    #[test]
-    fn a_case_is_called_the_same_everywhere() {
-        for case in Case::ALL {
-            let value = case.to_possible_value().expect("a value");
-            assert_eq!(value.get_name(), case.name());
-        }
     }
 
     #[test]

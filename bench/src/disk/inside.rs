@@ -1,39 +1,37 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
 use super::absent::{Absent, until};
-use super::case::{APPEND, CACHE, Case, DiskFiles, MEMORY_MIB, qemu_img};
+use super::case::{CACHE, Case, DiskFiles, MEMORY_MIB};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::{BenchCase, LeftOut};
 use crate::cost::Cost;
-use crate::peers::Peers;
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
+use crate::counted::{CountedJob, plans};
+use crate::finish::finish;
+use crate::guest::SCRIPT;
+use crate::rounds::{Attempts, Turn, turns};
 use crate::started::Started;
-use crate::{bench_files, host, message};
+use crate::{host, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs.
-    pub release: PathBuf,
-    /// Kernel of all guests.
-    pub kernel: PathBuf,
-    /// Initrd of all guests, with fio.
-    pub initrd: PathBuf,
+    /// Files of all guests; the initrd has fio.
+    pub sources: Sources,
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Only this kind of requests, by name.
     pub only: Option<String>,
-    /// Other VMMs.
-    pub peers: Peers,
     /// Size of the disk, which is read into the host's page cache before each start.
     pub disk_mib: u32,
     /// Rounds, each with every case.
@@ -52,11 +50,27 @@ impl Plan {
         let wanted = |cell: &&Cell| self.only.as_ref().is_none_or(|only| only == cell.name);
         CELLS.iter().filter(wanted).collect()
     }
-}
 
-/// A case that cannot be measured on this machine, and the reason.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct LeftOut(pub Case, pub String);
+    /// The measurement in machines whose clock counts instructions, each kind of requests in one of its own: the longer
+    /// a machine runs, the likelier it hangs.
+    pub fn counted_job(&self) -> CountedJob<Self> {
+        let one = |case: Case, cell: &Cell| Self {
+            sources: self.sources.counted(),
+            cases: vec![case],
+            only: Some(cell.name.to_owned()),
+            rounds: 1,
+            thorough: false,
+            ..*self
+        };
+        CountedJob {
+            bench: "disk",
+            files: self.sources.files().collect(),
+            system: CountedMachine::with_file_system,
+            rounds: self.rounds,
+            plans: plans(&self.cases, &self.cells(), one),
+        }
+    }
+}
 
 /// Time limit until user space runs and fio has loaded its sixty libraries.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -73,7 +87,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     let facts = [
         ("vcpus", json!(files.vcpus)),
         ("memory_mib", json!(MEMORY_MIB)),
-        ("command_line", json!(APPEND)),
+        ("command_line", json!(SCRIPT)),
         ("disk_mib", json!(plan.disk_mib)),
         ("cache", json!(CACHE)),
         ("ramp_ms", json!(plan.ramp_ms)),
@@ -96,10 +110,8 @@ pub fn run(plan: &Plan) -> Result<()> {
             bench.attempt(case, "warming up", None)?;
         }
     }
-    for run in 1..=plan.rounds {
-        for case in rotated(&bench.cases, run) {
-            bench.attempt(case, &format!("round {run} of {}", plan.rounds), Some(run))?;
-        }
+    for Turn { case, round, what } in turns(&plan.cases, plan.rounds) {
+        bench.attempt(case, &what, Some(round))?;
     }
     ensure!(!bench.cases.is_empty(), "none of the cases can be measured here");
     Ok(())
@@ -182,15 +194,8 @@ impl Bench<'_> {
         for ((cell, line), cost) in cells.iter().zip(lines).zip(costs) {
             values.extend(figures(cell, line, cost)?);
         }
-        for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
-            message::measured(Measurement {
-                bench: "disk".to_owned(),
-                case: case.name().to_owned(),
-                metric,
-                unit: unit.to_owned(),
-                value,
-                run: run.unwrap_or_default(),
-            });
+        if let Some(run) = run {
+            message::values("disk", case.name(), run, values);
         }
         Ok(())
     }
@@ -221,7 +226,7 @@ fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static 
 impl DiskFiles {
     /// Adds the jobs to the initrd, and makes the disk.
     fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
-        let common = bench_files::BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let common = BenchFiles::gather(&plan.sources, folder)?;
         let jobs = cell::jobs(&plan.cells(), plan.ramp_ms, plan.time_ms);
         common.pack(&[
             ("script", include_bytes!("guest.sh")),
@@ -237,7 +242,7 @@ impl DiskFiles {
                 .args(["convert", "-f", "raw", "-O", "qcow2"])
                 .arg(&raw)
                 .arg(&qcow2);
-            qemu_img(&mut convert)?;
+            finish(&mut convert)?;
             Some(qcow2)
         } else {
             None
@@ -245,7 +250,6 @@ impl DiskFiles {
         // One processor is left for the VMM; more than four would only wait for each other.
         let cpus = std::thread::available_parallelism()?.get();
         Ok(Self {
-            peers: plan.peers.gathered(&common)?,
             common,
             raw,
             qcow2,

@@ -2,11 +2,12 @@
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
+use crate::cases::{BenchCase, measured};
 use crate::figures::medians;
 use crate::record::Record;
-use crate::stats::summary;
 use crate::svg::Panel;
-use crate::targets::{Target, check, limit};
+use crate::table::join;
+use crate::targets::{Target, check, panels};
 
 /// Baseline of every other case.
 const BASE: Case = Case::Q35;
@@ -51,123 +52,74 @@ fn targets() -> Vec<Target> {
 }
 
 /// The tables, and the cases that are missing from them.
-pub fn text(record: &Record, absent: &[(Case, String)]) -> String {
-    let cases = measured(record);
-    let rate = |cell: &Cell| (format!("{}, {}", cell.title, cell.unit()), cell.rate());
-    let of = |what: &'static str, metric: &'static str| {
-        move |cell: &Cell| {
-            (
-                format!("{}, {what}", cell.title),
-                format!("{metric}_{}", cell.name),
-            )
-        }
+pub fn text(record: &Record, absent: &[(&str, String)]) -> String {
+    let table = |what: &str, metrics: &dyn Fn(&Cell) -> (String, String)| {
+        let head = format!("{what}: median (÷ {})", BASE.name());
+        let base = |case: &str| (case != BASE.name()).then_some(BASE.name());
+        medians(
+            record,
+            &head,
+            &measured::<Case>(record),
+            base,
+            CELLS.iter().map(metrics),
+        )
+    };
+    let named = |metric: &'static str| {
+        move |cell: &Cell| (format!("{metric}_{}", cell.name), format!("{}, µs", cell.title))
     };
     let left_out: Vec<String> = absent
         .iter()
-        .map(|(case, why)| format!("left out: {}: {why}", case.name()))
+        .map(|(case, why)| format!("left out: {case}: {why}"))
         .collect();
-    let mut parts = vec![
+    join([
         setting(record),
-        figures(record, &cases, "how much", &rate),
-        figures(record, &cases, "half take at most", &of("µs", "lat_p50_us")),
-        figures(record, &cases, "99 of 100 take at most", &of("µs", "lat_p99_us")),
-        figures(
-            record,
-            &cases,
-            "processor time for one, guest included",
-            &of("µs", "cpu_us"),
-        ),
-        figures(record, &cases, "of it the guest's own", &of("µs", "cpu_guest_us")),
+        table("how much", &rate),
+        table("half take at most", &named("lat_p50_us")),
+        table("99 of 100 take at most", &named("lat_p99_us")),
+        table("processor time for one, guest included", &named("cpu_us")),
+        table("of it the guest's own", &named("cpu_guest_us")),
         check(record, &targets()),
         left_out.join("\n"),
-    ];
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    ])
 }
 
-/// The cases that have values.
-fn measured(record: &Record) -> Vec<Case> {
-    let has = |case: &Case| record.measurements.iter().any(|m| m.case == case.name());
-    Case::ALL.into_iter().filter(has).collect()
+/// Metric and title of the rate.
+fn rate(cell: &Cell) -> (String, String) {
+    (cell.rate(), format!("{}, {}", cell.title, cell.unit()))
 }
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
     format!(
-        "{}, {} vCPU, {} MiB; disk of {} MiB in the host's cache ({}); {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        of("disk_mib"),
-        of("cache"),
+        "{}; disk of {} MiB in the host's cache ({}); {}",
+        record.guest(),
+        record.setting("disk_mib"),
+        record.setting("cache"),
         record.machine(),
     )
 }
 
-/// Medians of the metric that `metric` names for each kind of request, with their ratios to the base's.
-fn figures(
-    record: &Record,
-    cases: &[Case],
-    what: &str,
-    metric: &dyn Fn(&Cell) -> (String, String),
-) -> String {
-    let head = format!("{what}: median (÷ {})", BASE.name());
-    let names: Vec<&'static str> = cases.iter().map(|case| case.name()).collect();
-    let base = |case: &str| (case != BASE.name()).then_some(BASE.name());
-    medians(record, &head, &names, base, CELLS.iter().map(metric))
-}
-
 /// The panels of the plot, one for each rate.
 pub fn plot(record: &Record) -> Vec<Panel> {
-    let cases = measured(record);
-    let panel = |cell: &Cell| {
-        let metric = cell.rate();
-        let sum = |case: Case| summary(&record.values(case.name(), &metric));
-        let bars_of = cases
-            .iter()
-            .filter_map(|case| Some((case.name().to_owned(), sum(*case)?)));
-        let drawn: Vec<_> = bars_of.collect();
-        // The line is drawn in the first row.
-        let first = &drawn.first()?.0;
-        Some(Panel {
-            title: format!("{}, {}", cell.title, cell.unit()),
-            limit: limit(record, &targets(), first, &metric),
-            bars: drawn,
-        })
-    };
-    CELLS.iter().filter_map(panel).collect()
+    panels(
+        record,
+        &targets(),
+        &measured::<Case>(record),
+        CELLS.iter().map(rate),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
-
-    fn record(values: &[(Case, &str, &[f64])]) -> Record {
-        let mut record = Record::default();
-        for (case, metric, values) in values {
-            for (run, value) in (1..).zip(values.iter()) {
-                record.measurements.push(Measurement {
-                    bench: "disk".into(),
-                    case: case.name().into(),
-                    metric: (*metric).into(),
-                    unit: "1/s".into(),
-                    value: *value,
-                    run,
-                });
-            }
-        }
-        record
-    }
 
     #[test]
     fn the_table_has_ratios_to_the_base_and_no_case_without_values() {
-        let record = record(&[
-            (Case::Husk, "iops_rand4k_qd1", &[150.0]),
-            (Case::Q35, "iops_rand4k_qd1", &[100.0]),
+        let record = Record::example([
+            (Case::Husk.name(), "iops_rand4k_qd1", 150.0),
+            (Case::Q35.name(), "iops_rand4k_qd1", 100.0),
         ]);
-        let text = text(&record, &[(Case::HuskScsi, "not served yet".into())]);
+        let text = text(&record, &[("husk-scsi", "not served yet".into())]);
         let head = text
             .lines()
             .find(|line| line.starts_with("how much"))
@@ -188,10 +140,10 @@ mod tests {
 
     #[test]
     fn the_plots_line_is_the_highest_figure_to_hold() {
-        let record = record(&[
-            (Case::Husk, "iops_rand4k_qd32", &[200.0]),
-            (Case::Q35, "iops_rand4k_qd32", &[100.0]),
-            (Case::Q35Iothread, "iops_rand4k_qd32", &[150.0]),
+        let record = Record::example([
+            (Case::Husk.name(), "iops_rand4k_qd32", 200.0),
+            (Case::Q35.name(), "iops_rand4k_qd32", 100.0),
+            (Case::Q35Iothread.name(), "iops_rand4k_qd32", 150.0),
         ]);
         let panels = plot(&record);
         assert_eq!(panels.len(), 1);

@@ -2,12 +2,13 @@
 
 use super::pod::Pod;
 use crate::bench_files::BenchFiles;
-use crate::guest::{Guest, Vmm};
-use crate::qmp::Qmp;
+use crate::cases::BenchCase;
+use crate::guest::{Guest, SCRIPT, Vmm};
+use crate::qmp::{self, Qmp};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 /// A VMM.
@@ -24,9 +25,6 @@ pub enum Case {
 /// Memory of every guest.
 pub const MEMORY_MIB: u64 = 256;
 
-/// Command line of every guest.
-pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
-
 /// Host cache mode of every disk: the page cache, so that the host's disk does not affect the times.
 pub const CACHE: &str = "writeback";
 
@@ -34,30 +32,27 @@ const GUEST: Guest<'_> = Guest {
     name: "bench-hotplug",
     vcpus: 1,
     mib: MEMORY_MIB,
-    append: Some(APPEND),
+    append: Some(SCRIPT),
 };
 
-impl Case {
-    /// All cases, Husk first.
-    pub const ALL: [Self; 2] = [Self::Husk, Self::Q35];
-
-    /// Name of the case.
-    pub fn name(self) -> &'static str {
+impl BenchCase for Case {
+    fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
             Self::Q35 => "qemu-q35",
         }
     }
+}
 
+impl Case {
     /// The VMM of a guest with a SCSI controller that has no disk yet.
     pub fn ready(self, files: &BenchFiles) -> Result<Vmm> {
         match self {
             Self::Husk => GUEST.husk(files, "", ""),
             Self::Q35 => {
                 let mut vmm = GUEST.qemu("q35", files);
-                let monitor = format!("unix:{},server=on,wait=off", qmp(files).display());
-                vmm.command
-                    .args(["-device", "virtio-scsi-pci,id=scsi", "-qmp", &monitor]);
+                vmm.command.args(["-device", "virtio-scsi-pci,id=scsi"]);
+                qmp::listen(&mut vmm, files);
                 Ok(vmm)
             }
         }
@@ -67,13 +62,9 @@ impl Case {
     pub fn connect(self, files: &BenchFiles) -> Result<Plug> {
         Ok(match self {
             Self::Husk => Plug::Husk(Pod::connect(&GUEST.socket(files))?),
-            Self::Q35 => Plug::Qemu(Qmp::connect(&qmp(files))?),
+            Self::Q35 => Plug::Qemu(Qmp::connect(&qmp::socket(files))?),
         })
     }
-}
-
-fn qmp(files: &BenchFiles) -> PathBuf {
-    files.folder.join("qmp")
 }
 
 /// A connection through which disks are added and removed.

@@ -1,7 +1,7 @@
 //! Output of a guest on its serial line with its times, as the host's kernel saw it, before either VMM.
 
+use crate::trace::{self, Event};
 use anyhow::{Context, Result};
-use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
 /// Filter of kvm_pio events for bytes that are written to COM1.
@@ -20,9 +20,11 @@ pub struct ConsoleTrace {
 impl ConsoleTrace {
     /// Parses the text form of a trace.
     pub fn read(trace: &str) -> Result<Self> {
-        let clock = Duration::try_from(clock_gettime(ClockId::Monotonic))?;
-        let now = (Instant::now(), clock.as_secs_f64());
-        let (text, moments) = trace.lines().filter_map(byte).unzip();
+        let clock = trace::now()?;
+        let now = (Instant::now(), clock);
+        let events = trace.lines().filter_map(Event::parse);
+        let bytes = events.filter_map(|event| Some((event.serial_byte()?, event.time)));
+        let (text, moments) = bytes.unzip();
         Ok(Self { text, moments, now })
     }
 
@@ -37,24 +39,16 @@ impl ConsoleTrace {
     }
 }
 
-/// `vcpu0-97 [000] ..... 11.300001: kvm_pio: pio_write at 0x3f8 size 1 count 1 val 0x4b`
-fn byte(line: &str) -> Option<(u8, f64)> {
-    let (head, event) = line.split_once(": kvm_pio: pio_write at 0x3f8 ")?;
-    let (_, value) = event.split_once("val 0x")?;
-    let value = u8::from_str_radix(value.split(' ').next()?, 16).ok()?;
-    Some((value, head.rsplit(' ').next()?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn words_have_the_moment_of_their_last_byte() {
-        let clock = Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("a clock");
+        let clock = trace::now().expect("a clock");
         let start = Instant::now();
         let line = |byte: char, after: f64| {
-            let time = clock.as_secs_f64() + after;
+            let time = clock + after;
             format!(
                 "     vcpu0-97  [000] ..... {time:.6}: kvm_pio: pio_write at 0x3f8 size 1 count 1 val {:#x} \n",
                 u32::from(byte)

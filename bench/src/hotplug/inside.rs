@@ -1,10 +1,12 @@
 //! The process that runs where KVM is: starts guests, one at a time, adds and removes a disk, and reports the values.
 
-use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
+use super::case::{Asked, CACHE, Case, MEMORY_MIB, Plug};
 use super::console_trace::{ConsoleTrace, FILTER};
-use crate::bench_files::{self, BenchFiles};
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::BenchCase;
+use crate::counted::{CountedJob, plans};
+use crate::guest::SCRIPT;
+use crate::rounds::Attempts;
 use crate::started::{Started, milliseconds};
 use crate::trace::{PORTS, Trace};
 use crate::{host, message};
@@ -14,16 +16,13 @@ use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs and `husk-uevents`.
-    pub release: PathBuf,
-    /// Kernel of all guests.
-    pub kernel: PathBuf,
-    /// Initrd of all guests.
-    pub initrd: PathBuf,
+    /// Files of all guests, with `husk-uevents`.
+    pub sources: Sources,
     /// Measured cases.
     pub cases: Vec<Case>,
     /// Rounds, each with a new guest of every case.
@@ -34,6 +33,27 @@ pub struct Plan {
     pub additions: u32,
 }
 
+impl Plan {
+    /// The measurement in machines whose clock counts instructions.
+    pub fn counted_job(&self) -> CountedJob<Self> {
+        let one = |case: Case, ()| Self {
+            sources: self.sources.counted(),
+            cases: vec![case],
+            rounds: 1,
+            ..*self
+        };
+        CountedJob {
+            bench: "hotplug",
+            files: self.sources.files().collect(),
+            system: CountedMachine::with_file_system,
+            rounds: self.rounds,
+            plans: plans(&self.cases, &[()], one),
+        }
+    }
+}
+
+/// Program that shows the guest's events.
+pub const UEVENTS: &str = "husk-uevents";
 /// Size of the disk, which stays empty.
 const DISK_MIB: u64 = 64;
 /// Time limit until user space runs.
@@ -52,21 +72,14 @@ pub fn run(plan: &Plan) -> Result<()> {
     let facts = [
         ("vcpus", json!(1)),
         ("memory_mib", json!(MEMORY_MIB)),
-        ("command_line", json!(APPEND)),
+        ("command_line", json!(SCRIPT)),
         ("disk_mib", json!(DISK_MIB)),
         ("cache", json!(CACHE)),
         ("additions", json!(plan.additions)),
         ("warmups", json!(plan.warmups)),
     ];
     message::env(host::facts(&bench.files.husk)?, facts);
-    let attempts = Attempts::new(SPARE);
-    for run in 1..=plan.rounds {
-        for case in rotated(&plan.cases, run) {
-            let what = format!("round {run} of {}", plan.rounds);
-            attempts.run(case.name(), &what, || bench.measure(case, run))?;
-        }
-    }
-    Ok(())
+    Attempts::new(SPARE).rounds(&plan.cases, plan.rounds, |case, round| bench.measure(case, round))
 }
 
 struct Bench<'a> {
@@ -88,16 +101,15 @@ struct Plugged {
 
 impl<'a> Bench<'a> {
     fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
-        let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        let program = plan.release.join("husk-uevents");
-        let program =
-            std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let files = BenchFiles::gather(&plan.sources, folder)?;
         let count = format!("{}\n", plan.warmups + plan.additions);
-        files.pack(&[
-            ("script", include_bytes!("guest.sh")),
-            ("husk-uevents", &program),
-            ("count", count.as_bytes()),
-        ])?;
+        files.pack_program(
+            UEVENTS,
+            &[
+                ("script", include_bytes!("guest.sh")),
+                ("count", count.as_bytes()),
+            ],
+        )?;
         let image = folder.join("data.img");
         File::create_new(&image)?.set_len(DISK_MIB << 20)?;
         let trace = Trace::new()?;
@@ -129,16 +141,9 @@ impl<'a> Bench<'a> {
         let values = counted
             .map(|disk| disk.figures(&trace))
             .collect::<Result<Vec<_>>>()?;
-        for (metric, time) in values.into_iter().flatten() {
-            message::measured(Measurement {
-                bench: "hotplug".to_owned(),
-                case: case.name().to_owned(),
-                metric: metric.to_owned(),
-                unit: "ms".to_owned(),
-                value: milliseconds(time),
-                run,
-            });
-        }
+        let values = values.into_iter().flatten();
+        let values = values.map(|(metric, time)| (metric, "ms", milliseconds(time)));
+        message::values("hotplug", case.name(), run, values);
         Ok(())
     }
 

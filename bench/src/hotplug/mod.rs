@@ -2,21 +2,21 @@
 
 mod case;
 mod console_trace;
-mod counted;
 mod inside;
 mod pod;
 mod report;
 
+use super::bench_files::Sources;
+use super::cases;
 use super::measure::{self, Job};
-use super::record::Record;
-use super::svg;
+use super::peers::Peers;
+use super::record::{self, Record};
+use super::svg::Better;
 use anyhow::Result;
-use case::Case;
-use inside::Plan;
-use serde_json::json;
+pub use case::Case;
+use inside::{Plan, UEVENTS};
 use std::time::Duration;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench hotplug`.
 #[derive(clap::Args, Debug)]
@@ -51,25 +51,19 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
-    let image = images::path(IMAGE)?;
     let short = args.quick || args.icount;
     let rounds = args.rounds.unwrap_or(if short { 1 } else { 5 });
     let plan = Plan {
-        release: checkout::release(),
-        kernel: image.join("vmlinuz"),
-        initrd: image.join("initrd"),
-        cases: Case::ALL
-            .into_iter()
-            .filter(|case| args.only.is_empty() || args.only.contains(case))
-            .collect(),
+        sources: Sources::new(IMAGE, "vmlinuz", &[UEVENTS])?,
+        cases: cases::chosen(&args.only, &Peers::default()),
         rounds,
         warmups: if args.icount { 2 } else { 3 },
         additions: if short { 5 } else { 30 },
     };
     let mut record = Record::default();
-    record.env.insert("guest".to_owned(), json!(IMAGE));
+    record.note("guest", IMAGE);
     let measured = if args.icount {
-        counted::measure(&progress, &plan, &mut record)
+        plan.counted_job().measure(&progress, &mut record)
     } else {
         let cases = u32::try_from(plan.cases.len())?;
         let job = Job {
@@ -82,25 +76,9 @@ pub fn run(args: Args) -> Result<()> {
     };
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A short run does not replace a measurement.
-    let name = match (args.quick || !args.only.is_empty(), args.icount) {
-        (true, _) => "hotplug-quick",
-        (false, true) => "hotplug-icount",
-        (false, false) => "hotplug",
-    };
+    let is_partial = args.quick || !args.only.is_empty();
+    let name = record::name("hotplug", &[("icount", args.icount), ("quick", is_partial)]);
     let setting = report::setting(&record);
-    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    record.publish(&name, &setting, Better::Less, &report::plot(&record))?;
     measured
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_guests_script_is_shell() {
-        let status = std::process::Command::new("sh")
-            .args(["-n", "-c", include_str!("guest.sh")])
-            .status()
-            .expect("sh");
-        assert!(status.success());
-    }
 }

@@ -1,14 +1,16 @@
 //! Report of the measured values.
 
 use super::case::Case;
+use crate::cases::{BenchCase, names};
+use crate::figures::scatter;
+use crate::limits::{Limit, panels};
 use crate::record::Record;
 use crate::stats::{summary, upper_bound};
 use crate::svg::Panel;
-use crate::table::{align, number};
-use std::collections::BTreeSet;
+use crate::table::{align, join, verdict};
 
 /// Metrics and their titles.
-const LINES: &[(&str, &str)] = &[
+const LINES: [(&str, &str); 5] = [
     ("hotplug_ms", "add → event, ms"),
     ("hotplug_with_image_ms", "  with QEMU's blockdev-add, ms"),
     ("hotplug_answer_ms", "  add → answer, ms"),
@@ -16,125 +18,66 @@ const LINES: &[(&str, &str)] = &[
     ("unplug_free_ms", "remove → image is free, ms"),
 ];
 
-/// The metric with a limit, and its maximum ratio to the other VMM's.
-const HELD: (&str, &str, f64) = ("hotplug_ms", "add → event", 1.0);
+/// Maximum ratio to QEMU's time.
+const LIMIT: Limit = Limit::of_husk("hotplug_ms", "add → event", 1.0).times("qemu-q35");
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
+    let additions = record.setting("additions");
     format!(
-        "{}, {} vCPU, {} MiB; {} additions to each guest; {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        of("additions"),
-        record.machine(),
+        "{}; {additions} additions to each guest; {}",
+        record.guest(),
+        record.machine()
     )
 }
 
 /// The table, and the result of the limit.
 pub fn text(record: &Record) -> String {
-    let mut parts = vec![setting(record), figures(record), held(record).unwrap_or_default()];
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
-}
-
-/// Medians, scatter and the ratios of Husk's medians to the other's.
-fn figures(record: &Record) -> String {
-    let mut rows = vec![vec![
-        "median (p10 … p90)".to_owned(),
-        Case::Husk.name().to_owned(),
-        Case::Q35.name().to_owned(),
-        format!("÷ {}", Case::Q35.name()),
-    ]];
-    for (metric, label) in LINES {
-        let sums = Case::ALL.map(|case| summary(&record.values(case.name(), metric)));
-        let mut row = vec![(*label).to_owned()];
-        row.extend(sums.map(|sum| {
-            sum.map_or("–".to_owned(), |sum| {
-                let [median, p10, p90] = [sum.median, sum.p10, sum.p90].map(number);
-                format!("{median} ({p10} … {p90})")
-            })
-        }));
-        if let [Some(husk), Some(other)] = sums {
-            row.push(format!("{:.2}", husk.median / other.median));
-        }
-        rows.push(row);
-    }
-    if rows.iter().any(|row| row.len() == 4 && row[1] != "–") {
-        align(&rows, 1)
-    } else {
-        String::new()
-    }
+    join([
+        setting(record),
+        scatter(record, &names::<Case>(), LINES),
+        held(record).unwrap_or_default(),
+    ])
 }
 
 /// True if Husk takes no longer. Medians of rounds are compared: additions to one guest are not independent.
 fn held(record: &Record) -> Option<String> {
-    let (metric, what, limit) = HELD;
-    let ratios = ratios(record, metric);
+    let (husk, other) = (Case::Husk.name(), Case::Q35.name());
+    let ratios = record.ratios(husk, other, LIMIT.metric);
     let ratio = summary(&ratios)?.median;
     let surely = match upper_bound(&ratios) {
         Some(high) => format!("with 95 % ≤ {high:.2}"),
         None => "too few rounds to say how surely".to_owned(),
     };
-    Some(align(
-        &[vec![
-            if ratio <= limit { "ok" } else { "MISSED" }.to_owned(),
-            Case::Husk.name().to_owned(),
-            what.to_owned(),
-            format!("{ratio:.2}"),
-            format!("≤ {limit} × {}, {surely}", Case::Q35.name()),
-        ]],
-        3,
-    ))
-}
-
-/// Ratio of Husk's median to the other's in each round that has both.
-fn ratios(record: &Record, metric: &str) -> Vec<f64> {
-    let runs: BTreeSet<u32> = record.measurements.iter().map(|m| m.run).collect();
-    let median = |case: Case, run: u32| {
-        let of = record.measurements.iter().filter(|m| m.case == case.name());
-        let values = of.filter(|m| m.metric == metric && m.run == run);
-        Some(summary(&values.map(|m| m.value).collect::<Vec<_>>())?.median)
-    };
-    let ratio = |run: u32| Some(median(Case::Husk, run)? / median(Case::Q35, run)?);
-    runs.into_iter().filter_map(ratio).collect()
+    let row = vec![
+        verdict(ratio <= LIMIT.most).to_owned(),
+        husk.to_owned(),
+        LIMIT.what.to_owned(),
+        format!("{ratio:.2}"),
+        format!("≤ {} × {other}, {surely}", LIMIT.most),
+    ];
+    Some(align(&[row], 3))
 }
 
 /// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
-    let panel = |(metric, label): &(&str, &str)| {
-        let sum = |case: Case| summary(&record.values(case.name(), metric));
-        let bar = |case: Case| Some((case.name().to_owned(), sum(case)?));
-        let bars: Vec<_> = Case::ALL.into_iter().filter_map(bar).collect();
-        let limit = sum(Case::Q35).filter(|_| *metric == HELD.0);
-        (bars.len() == Case::ALL.len()).then(|| Panel {
-            title: label.trim().to_owned(),
-            bars,
-            limit: limit.map(|other| other.median * HELD.2),
-        })
-    };
-    LINES.iter().filter_map(panel).collect()
+    let lines = LINES.map(|(metric, label)| (metric, label.trim()));
+    panels(record, &[LIMIT], &names::<Case>(), lines)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
+    use crate::record::measurements;
 
     /// A round is a list of additions.
     fn record(values: &[(Case, &[&[f64]])]) -> Record {
         let mut record = Record::default();
         for (case, rounds) in values {
-            for (run, values) in (1..).zip(rounds.iter()) {
-                record.measurements.extend(values.iter().map(|value| Measurement {
-                    bench: "hotplug".into(),
-                    case: case.name().into(),
-                    metric: "hotplug_ms".into(),
-                    unit: "ms".into(),
-                    value: *value,
-                    run,
-                }));
+            for (round, values) in (1..).zip(rounds.iter()) {
+                let values = values.iter().map(|value| ("hotplug_ms", "ms", *value));
+                let values = measurements("hotplug", case.name(), round, values);
+                record.measurements.extend(values);
             }
         }
         record
@@ -147,7 +90,8 @@ mod tests {
             (Case::Husk, &[&[8.0, 9.0, 90.0], &[20.0, 18.0]]),
             (Case::Q35, &[&[10.0, 10.0, 10.0], &[20.0]]),
         ]);
-        assert_eq!(ratios(&record, "hotplug_ms"), [0.9, 0.95]);
+        let ratios = record.ratios("husk", "qemu-q35", "hotplug_ms");
+        assert_eq!(ratios, [0.9, 0.95]);
         let text = text(&record);
         let last = text.lines().last().expect("a bar");
         assert!(

@@ -2,16 +2,16 @@
 
 mod inside;
 
+use super::bench_files::Sources;
 use super::figures;
 use super::measure::{self, Job};
-use super::record::Record;
-use super::stats::summary;
+use super::record::{self, Record};
 use super::svg::{Better, Panel};
+use super::table::verdict;
 use anyhow::Result;
 use inside::{AGENT, EXITS, METRICS, PLAIN, Plan, RESIDENT};
 use std::time::Duration;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench idle`.
 #[derive(clap::Args, Debug)]
@@ -32,6 +32,8 @@ const IMAGE: &str = "initramfs-6.12-agent";
 const SETTLE: Duration = Duration::from_secs(150);
 /// Time in which exits are counted.
 const COUNTED: Duration = Duration::from_secs(120);
+/// The same of a short round.
+const QUICK: Duration = Duration::from_secs(10);
 /// Maximum time of a round beside that.
 const ROUND_LIMIT: Duration = Duration::from_secs(300);
 /// Most that the agent may add: exits in a second, and KiB of the VMM and its monitor.
@@ -44,22 +46,12 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[])?;
-    let image = images::path(IMAGE)?;
+    let time = |long| if args.quick { QUICK } else { long };
     let plan = Plan {
-        release: checkout::release(),
-        kernel: image.join("vmlinuz"),
-        initrd: image.join("initrd"),
+        sources: Sources::new(IMAGE, "vmlinuz", &[])?,
         rounds: if args.quick { 1 } else { args.rounds },
-        settle: if args.quick {
-            Duration::from_secs(10)
-        } else {
-            SETTLE
-        },
-        counted: if args.quick {
-            Duration::from_secs(10)
-        } else {
-            COUNTED
-        },
+        settle: time(SETTLE),
+        counted: time(COUNTED),
     };
     let mut record = Record::default();
     let job = Job {
@@ -70,71 +62,52 @@ pub fn run(args: Args) -> Result<()> {
     };
     let measured = job.measure(&progress, &mut record, |(), _| {});
     let setting = format!("an idle guest without and with qemu-ga; {}", record.machine());
-    let metrics = METRICS.map(|(metric, _, label)| (label.to_owned(), metric.to_owned()));
-    let table = figures::medians(&record, "median", &[PLAIN, AGENT], |_| None, metrics);
+    let table = figures::medians(&record, "median", &[PLAIN, AGENT], |_| None, METRICS);
     println!("{setting}\n\n{table}\n");
     for (metric, unit, bar) in BARS {
-        println!("{}", verdict(&record, metric, unit, bar));
+        println!("{}", judge(&record, metric, unit, bar));
     }
-    let name = if args.quick { "idle-quick" } else { "idle" };
-    record.publish(
-        name,
-        &setting,
-        Better::Less,
-        &BARS.map(|(metric, _, bar)| plot(&record, metric, bar)),
-    )?;
+    let name = record::name("idle", &[("quick", args.quick)]);
+    let panels = BARS.map(|(metric, _, bar)| plot(&record, metric, bar));
+    record.publish(&name, &setting, Better::Less, &panels)?;
     measured
 }
 
-fn median(record: &Record, case: &str, metric: &str) -> Option<f64> {
-    Some(summary(&record.values(case, metric))?.median)
-}
-
-fn verdict(record: &Record, metric: &str, unit: &str, bar: f64) -> String {
-    let median = |case| median(record, case, metric);
+fn judge(record: &Record, metric: &str, unit: &str, bar: f64) -> String {
+    let median = |case| record.median(case, metric);
     let (Some(plain), Some(agent)) = (median(PLAIN), median(AGENT)) else {
-        return format!("MISSED  {unit}: nothing was measured");
+        return format!("{}  {unit}: nothing was measured", verdict(false));
     };
     let cost = agent - plain;
-    let word = if cost <= bar { "ok" } else { "MISSED" };
+    let word = verdict(cost <= bar);
     format!("{word}  the agent adds {cost:.1} {unit}; the bar is {bar}")
 }
 
 fn plot(record: &Record, metric: &str, bar: f64) -> Panel {
-    let label = METRICS.iter().find(|(name, ..)| *name == metric);
-    let bars = [PLAIN, AGENT].map(|case| Some((case.to_owned(), summary(&record.values(case, metric))?)));
+    let label = METRICS.iter().find(|(name, _)| *name == metric);
     Panel {
-        title: label.map_or(metric, |(_, _, label)| label).to_owned(),
-        bars: bars.into_iter().flatten().collect(),
-        limit: median(record, PLAIN, metric).map(|plain| plain + bar),
+        title: label.map_or(metric, |(_, label)| label).to_owned(),
+        bars: record.bars(&[PLAIN, AGENT], metric),
+        limit: record.median(PLAIN, metric).map(|plain| plain + bar),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
 
     #[test]
     fn the_bar_is_for_the_difference() {
-        let mut record = Record::default();
-        for (case, value) in [(PLAIN, 25.0), (AGENT, 28.5)] {
-            record.measurements.push(Measurement {
-                bench: "idle".into(),
-                case: case.into(),
-                metric: EXITS.into(),
-                unit: "1/s".into(),
-                value,
-                run: 1,
-            });
-        }
-        let verdict = |record: &Record| verdict(record, EXITS, "exits a second", 3.0);
+        let verdict = |agent: f64| {
+            let record = Record::example([(PLAIN, EXITS, 25.0), (AGENT, EXITS, agent)]);
+            judge(&record, EXITS, "exits a second", 3.0)
+        };
         assert_eq!(
-            verdict(&record),
+            verdict(28.5),
             "MISSED  the agent adds 3.5 exits a second; the bar is 3"
         );
-        record.measurements[1].value = 27.9;
-        assert!(verdict(&record).starts_with("ok"));
-        assert!(verdict(&Record::default()).starts_with("MISSED"));
+        assert!(verdict(27.9).starts_with("ok"));
+        let nothing = judge(&Record::default(), EXITS, "exits a second", 3.0);
+        assert!(nothing.starts_with("MISSED"));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::wire;
 use crate::bench_files::BenchFiles;
-use crate::guest::{Guest, Vmm};
-use crate::peers::{Devices, Peer, Peers};
+use crate::cases::BenchCase;
+use crate::guest::{Guest, SCRIPT, Vmm};
+use crate::peers::{Devices, Peer};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -38,9 +39,6 @@ pub const VCPUS: u32 = 1;
 /// Memory of every guest.
 pub const MEMORY_MIB: u64 = 256;
 
-/// Command line of every guest.
-pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
-
 /// The datapath in the kernel.
 const VHOST: &str = "/dev/vhost-net";
 
@@ -56,22 +54,11 @@ const GUEST: Guest<'_> = Guest {
     name: "bench-net",
     vcpus: VCPUS,
     mib: MEMORY_MIB,
-    append: Some(APPEND),
+    append: Some(SCRIPT),
 };
 
-impl Case {
-    /// All cases, Husk's first.
-    pub const ALL: [Self; 6] = [
-        Self::Husk,
-        Self::HuskVhost,
-        Self::Q35,
-        Self::Q35Vhost,
-        Self::Firecracker,
-        Self::CloudHypervisor,
-    ];
-
-    /// Name of the case.
-    pub fn name(self) -> &'static str {
+impl BenchCase for Case {
+    fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
             Self::HuskVhost => "husk-vhost",
@@ -82,15 +69,16 @@ impl Case {
         }
     }
 
-    /// The other VMM of the case, if it is not Husk or QEMU.
-    pub fn peer(self) -> Option<Peer> {
+    fn peer(self) -> Option<Peer> {
         match self {
             Self::Firecracker => Some(Peer::Firecracker),
             Self::CloudHypervisor => Some(Peer::CloudHypervisor),
             _ => None,
         }
     }
+}
 
+impl Case {
     /// True if the kernel forwards the frames (vhost-net).
     pub fn vhost(self) -> bool {
         matches!(self, Self::HuskVhost | Self::Q35Vhost)
@@ -107,13 +95,13 @@ impl Case {
     }
 
     /// The VMM of the case.
-    pub fn ready(self, files: &BenchFiles, peers: &Peers) -> Result<Vmm> {
+    pub fn ready(self, files: &BenchFiles) -> Result<Vmm> {
         if let Some(peer) = self.peer() {
             let devices = Devices {
                 tap: Some(wire::TAP),
                 ..Devices::default()
             };
-            let mut vmm = peers.ready(peer, &GUEST, files, &devices)?;
+            let mut vmm = peer.ready(&GUEST, files, &devices)?;
             vmm.command = under(wire::within(&wire::pod()), &vmm.command);
             return Ok(vmm);
         }
@@ -170,29 +158,11 @@ fn under(mut other: Command, command: &Command) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::ValueEnum;
 
     fn words(case: Case) -> String {
         let folder = tempfile::tempdir().expect("a folder");
-        let files = BenchFiles {
-            folder: folder.path().to_owned(),
-            runtime: tempfile::tempdir().expect("a folder"),
-            husk: "/files/husk".into(),
-            kernel: "/files/vmlinuz".into(),
-            initrd: "/files/initrd".into(),
-        };
-        format!(
-            "{:?}",
-            case.ready(&files, &Peers::default()).expect("a command").command
-        )
-    }
-
-    #[test]
-    fn a_case_is_called_the_same_everywhere() {
-        for case in Case::ALL {
-            let value = case.to_possible_value().expect("a value");
-            assert_eq!(value.get_name(), case.name());
-        }
+        let files = BenchFiles::example(folder.path());
+        format!("{:?}", case.ready(&files).expect("a command").command)
     }
 
     #[test]

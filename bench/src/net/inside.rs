@@ -1,36 +1,32 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
-use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
+use super::case::{Case, MEMORY_MIB, VCPUS};
 use super::cell::{self, CELLS, Cell};
 use super::wire::{self, Wire};
-use crate::bench_files::{self, BenchFiles};
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::BenchCase;
 use crate::cost::Cost;
-use crate::peers::Peers;
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
+use crate::counted::{CountedJob, plans};
+use crate::guest::SCRIPT;
+use crate::rounds::Attempts;
 use crate::started::Started;
 use crate::{host, message};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
+use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs and `husk-netload`.
-    pub release: PathBuf,
-    /// Kernel of all guests.
-    pub kernel: PathBuf,
-    /// Initrd of all guests.
-    pub initrd: PathBuf,
+    /// Files of all guests, with `husk-netload`.
+    pub sources: Sources,
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Only this load, by name.
     pub only: Option<String>,
-    /// Other VMMs.
-    pub peers: Peers,
     /// Rounds, each with every case.
     pub rounds: u32,
     /// Warm-up of each load in milliseconds, which is not measured.
@@ -47,7 +43,30 @@ impl Plan {
         let wanted = |cell: &&Cell| self.only.as_ref().is_none_or(|only| only == cell.name);
         CELLS.iter().filter(wanted).collect()
     }
+
+    /// The measurement in machines whose clock counts instructions, each load in one of its own: the longer a machine
+    /// runs, the likelier it hangs.
+    pub fn counted_job(&self) -> CountedJob<Self> {
+        let one = |case: Case, cell: &Cell| Self {
+            sources: self.sources.counted(),
+            cases: vec![case],
+            only: Some(cell.name.to_owned()),
+            rounds: 1,
+            thorough: false,
+            ..*self
+        };
+        CountedJob {
+            bench: "net",
+            files: self.sources.files().collect(),
+            system: CountedMachine::with_network,
+            rounds: self.rounds,
+            plans: plans(&self.cases, &self.cells(), one),
+        }
+    }
 }
+
+/// Program that sends and receives, in the guest and on this machine.
+pub const NETLOAD: &str = "husk-netload";
 
 /// Time limit until user space runs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -65,7 +84,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     let facts = [
         ("vcpus", json!(VCPUS)),
         ("memory_mib", json!(MEMORY_MIB)),
-        ("command_line", json!(APPEND)),
+        ("command_line", json!(SCRIPT)),
         ("ramp_ms", json!(plan.ramp_ms)),
         ("time_ms", json!(plan.time_ms)),
         (
@@ -79,45 +98,32 @@ pub fn run(plan: &Plan) -> Result<()> {
 
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for case in &cases {
-            attempts.run(case.name(), "warming up", || bench.measure(*case, None))?;
-        }
+        attempts.warm_up(&cases, |case| bench.measure(case, None))?;
     }
-    for round in 1..=plan.rounds {
-        for case in rotated(&cases, round) {
-            let what = format!("round {round} of {}", plan.rounds);
-            attempts.run(case.name(), &what, || bench.measure(case, Some(round)))?;
-        }
-    }
-    Ok(())
+    attempts.rounds(&cases, plan.rounds, |case, round| {
+        bench.measure(case, Some(round))
+    })
 }
 
 struct Bench<'a> {
     plan: &'a Plan,
     files: BenchFiles,
-    peers: Peers,
-    netload: PathBuf,
 }
 
 impl<'a> Bench<'a> {
     fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
-        let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        let netload = files.add(&plan.release.join("husk-netload"))?;
-        files.pack(&[
-            ("script", include_bytes!("guest.sh")),
-            ("husk-netload", &std::fs::read(&netload)?),
-            (
-                "loads",
-                cell::loads(&plan.cells(), plan.ramp_ms, plan.time_ms).as_bytes(),
-            ),
-            ("net", wire::addresses().as_bytes()),
-        ])?;
-        Ok(Self {
-            plan,
-            peers: plan.peers.gathered(&files)?,
-            files,
-            netload,
-        })
+        let files = BenchFiles::gather(&plan.sources, folder)?;
+        let addresses = wire::addresses();
+        let loads = cell::loads(&plan.cells(), plan.ramp_ms, plan.time_ms);
+        files.pack_program(
+            NETLOAD,
+            &[
+                ("script", include_bytes!("guest.sh")),
+                ("loads", loads.as_bytes()),
+                ("net", addresses.as_bytes()),
+            ],
+        )?;
+        Ok(Self { plan, files })
     }
 
     /// Runs all loads in one guest. Its values are reported at the end, all or none.
@@ -126,25 +132,18 @@ impl<'a> Bench<'a> {
         if !case.makes_bridge() {
             wire.bridge()?;
         }
-        let _peer = wire.serve(&self.netload)?;
+        let _peer = wire.serve(&self.files.folder.join(NETLOAD))?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
         let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(self.plan.cells().len())?;
-        let mut started = Started::start(case.ready(&self.files, &self.peers)?, patience)?;
+        let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let mut values = Vec::new();
         for cell in self.plan.cells() {
             values.extend(self.load(cell, case, &mut started)?);
         }
-        until(&mut started, "husk-bench: done;")?;
+        started.until_script("husk-bench: done;")?;
         started.ended()?;
-        for (metric, unit, value) in values.into_iter().filter(|_| round.is_some()) {
-            message::measured(Measurement {
-                bench: "net".to_owned(),
-                case: case.name().to_owned(),
-                metric,
-                unit: unit.to_owned(),
-                value,
-                run: round.unwrap_or_default(),
-            });
+        if let Some(round) = round {
+            message::values("net", case.name(), round, values);
         }
         Ok(())
     }
@@ -156,7 +155,7 @@ impl<'a> Bench<'a> {
         case: Case,
         started: &mut Started,
     ) -> Result<Vec<(String, &'static str, f64)>> {
-        let counts = until(started, &cell.begins())? + Duration::from_millis(self.plan.ramp_ms.into());
+        let counts = started.until_script(&cell.begins())? + Duration::from_millis(self.plan.ramp_ms.into());
         message::news(format!("{}: {}", case.name(), cell.title));
         let helped = started.group.has_thread("vhost-")?;
         ensure!(helped == case.vhost(), "vhost works for it: {helped}");
@@ -165,8 +164,8 @@ impl<'a> Bench<'a> {
             counts,
             counts + Duration::from_millis(self.plan.time_ms.into()),
         )?;
-        until(started, &cell.ends())?;
-        until(started, ";")?;
+        started.until_script(&cell.ends())?;
+        started.until_script(";")?;
         let told = started.serial.said();
         let told = told.trim().parse();
         Ok(figures(cell, told.context("not a number")?, cost))
@@ -189,14 +188,6 @@ fn figures(cell: &Cell, told: f64, cost: Cost) -> Vec<(String, &'static str, f64
         figures.push((format!("kvm_exits_{}", cell.name), "count", exits / pieces));
     }
     figures
-}
-
-/// Waits until the guest prints `words`.
-fn until(started: &mut Started, words: &str) -> Result<Instant> {
-    match started.first_of(&[words, "husk-bench: failed;"])? {
-        (0, when) => Ok(when),
-        _ => bail!("the guest cannot measure: {}", started.serial.said()),
-    }
 }
 
 #[cfg(test)]

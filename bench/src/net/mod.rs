@@ -2,24 +2,23 @@
 
 mod case;
 mod cell;
-mod counted;
 mod inside;
 mod report;
 mod wire;
 
+use super::bench_files::Sources;
+use super::cases;
 use super::measure::{self, Job};
 use super::peers::Peers;
-use super::record::Record;
-use super::svg;
+use super::record::{self, Record};
+use super::svg::Better;
 use anyhow::Result;
-use case::Case;
+pub use case::Case;
 use cell::CELLS;
-use inside::Plan;
-use serde_json::json;
+use inside::{NETLOAD, Plan};
 use std::time::Duration;
 use xtask::packages::Tool;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench net`.
 #[derive(clap::Args, Debug)]
@@ -72,7 +71,8 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::on_stderr();
     let [ip, ethtool] = TOOLS;
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, ip, ethtool])?;
-    let image = images::path(IMAGE)?;
+    let mut sources = Sources::new(IMAGE, "vmlinux", &[NETLOAD])?;
+    sources.peers = args.peers.staged()?;
     let (ramp_ms, time_ms) = match (args.icount, args.quick) {
         (true, _) => (100, 400),
         (false, true) => (200, 1000),
@@ -80,76 +80,33 @@ pub fn run(args: Args) -> Result<()> {
     };
     let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
     let plan = Plan {
-        release: checkout::release(),
-        kernel: image.join("vmlinux"),
-        initrd: image.join("initrd"),
-        cases: chosen(&args.only, &args.peers),
+        sources,
+        cases: cases::chosen(&args.only, &args.peers),
         only: args.load.clone(),
-        peers: args.peers.staged()?,
         rounds: if args.quick { 1 } else { rounds },
         ramp_ms,
         time_ms,
         thorough: !args.quick,
     };
     let mut record = Record::default();
-    record.env.insert("guest".to_owned(), json!(IMAGE));
-    if args.icount {
-        let measured = counted::measure(&progress, &plan, &mut record);
-        println!("{}", report::text(&record));
-        let setting = report::setting(&record);
-        let name = name(
-            "net-icount",
-            args.quick || !args.only.is_empty() || args.load.is_some(),
-        );
-        record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
-        return measured;
-    }
-    let starts = (plan.rounds + 1) * u32::try_from(plan.cases.len())?;
-    let job = Job {
-        bench: "net",
-        limit: CASE_LIMIT * starts,
-        plan,
-        in_lab: false,
+    record.note("guest", IMAGE);
+    let measured = if args.icount {
+        plan.counted_job().measure(&progress, &mut record)
+    } else {
+        let starts = (plan.rounds + 1) * u32::try_from(plan.cases.len())?;
+        let job = Job {
+            bench: "net",
+            limit: CASE_LIMIT * starts,
+            plan,
+            in_lab: false,
+        };
+        job.measure(&progress, &mut record, |(), _| {})
     };
-    let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    let name = name("net", args.quick || !args.only.is_empty() || args.load.is_some());
+    let is_partial = args.quick || !args.only.is_empty() || args.load.is_some();
+    let name = record::name("net", &[("icount", args.icount), ("quick", is_partial)]);
     let setting = report::setting(&record);
-    record.publish(&name, &setting, svg::Better::More, &report::plot(&record))?;
+    record.publish(&name, &setting, Better::More, &report::plot(&record))?;
     measured
-}
-
-/// Name of the record: a short run, or a run of one case, does not replace a measurement.
-fn name(bench: &str, part: bool) -> String {
-    format!("{bench}{}", if part { "-quick" } else { "" })
-}
-
-/// The cases to measure: all if `only` is empty, but those of peers that are given.
-fn chosen(only: &[Case], peers: &Peers) -> Vec<Case> {
-    let wanted = |case: &Case| {
-        (only.is_empty() || only.contains(case)) && case.peer().is_none_or(|peer| peers.has(peer))
-    };
-    Case::ALL.into_iter().filter(wanted).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cases_are_measured_in_their_own_order() {
-        let none = Peers::default();
-        assert!(chosen(&[], &none).iter().all(|case| case.peer().is_none()));
-        assert_eq!(chosen(&[Case::Q35, Case::Husk], &none), [Case::Husk, Case::Q35]);
-    }
-
-    #[test]
-    fn the_guests_script_is_shell() {
-        let status = std::process::Command::new("sh")
-            .args(["-n", "-c", include_str!("guest.sh")])
-            .status()
-            .expect("sh");
-        assert!(status.success());
-    }
 }

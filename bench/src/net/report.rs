@@ -2,11 +2,12 @@
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
+use crate::cases::{BenchCase, measured};
 use crate::figures::medians;
 use crate::record::Record;
-use crate::stats::summary;
 use crate::svg::Panel;
-use crate::targets::{Target, check, limit};
+use crate::table::join;
+use crate::targets::{Target, check, panels};
 
 /// Minimum ratio to QEMU without vhost, for frames that pass through Husk's VMM.
 const WITHOUT_VHOST: [(&str, f64); 3] = [("tcp_out", 1.3), ("tcp_in", 2.6), ("tcp_rr", 2.8)];
@@ -42,18 +43,14 @@ fn base(case: &str) -> Option<&'static str> {
 
 /// The tables, and the results of the targets.
 pub fn text(record: &Record) -> String {
-    let named = |metric: &'static str| {
-        CELLS.iter().map(move |cell| {
-            (
-                format!("{}, {}", cell.title, cell.piece()),
-                format!("{metric}_{}", cell.name),
-            )
-        })
+    let named = |metric: &str| -> Vec<(String, String)> {
+        let row = |cell: &Cell| {
+            let title = format!("{}, {}", cell.title, cell.piece());
+            (format!("{metric}_{}", cell.name), title)
+        };
+        CELLS.iter().map(row).collect()
     };
-    let rates = CELLS
-        .iter()
-        .map(|cell| (format!("{}, {}", cell.title, cell.unit()), cell.metric.to_owned()));
-    let cases = measured(record);
+    let cases = measured::<Case>(record);
     let head = format!(
         "median (÷ {}; {} ÷ {})",
         Case::Q35.name(),
@@ -63,85 +60,51 @@ pub fn text(record: &Record) -> String {
     let table = |what: &str, rows: Vec<(String, String)>| {
         medians(record, &format!("{what}: {head}"), &cases, base, rows)
     };
-    let mut parts = vec![
+    join([
         setting(record),
-        table("how much", rates.collect()),
-        table("processor time, guest included, µs", named("cpu_us").collect()),
-        table("of it the guest's own, µs", named("cpu_guest_us").collect()),
-        table("KVM exits", named("kvm_exits").collect()),
+        table("how much", CELLS.iter().map(rate).collect()),
+        table("processor time, guest included, µs", named("cpu_us")),
+        table("of it the guest's own, µs", named("cpu_guest_us")),
+        table("KVM exits", named("kvm_exits")),
         check(record, &targets()),
-    ];
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    ])
 }
 
-/// The cases that have values.
-fn measured(record: &Record) -> Vec<&'static str> {
-    let has = |case: &&str| record.measurements.iter().any(|m| m.case == *case);
-    Case::ALL.map(Case::name).into_iter().filter(has).collect()
+/// Metric and title of the rate.
+fn rate(cell: &Cell) -> (String, String) {
+    (cell.metric.to_owned(), format!("{}, {}", cell.title, cell.unit()))
 }
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
-    format!(
-        "{}, {} vCPU, {} MiB; {} ms of each load; {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        of("time_ms"),
-        record.machine(),
-    )
+    let time = record.setting("time_ms");
+    format!("{}; {time} ms of each load; {}", record.guest(), record.machine())
 }
 
 /// The panels of the plot, one for each rate.
 pub fn plot(record: &Record) -> Vec<Panel> {
-    let cases = measured(record);
-    let panel = |cell: &Cell| {
-        let sum = |case: &str| summary(&record.values(case, cell.metric));
-        let drawn: Vec<_> = cases
-            .iter()
-            .filter_map(|case| Some(((*case).to_owned(), sum(case)?)))
-            .collect();
-        // The line is drawn in the first row.
-        let first = &drawn.first()?.0;
-        Some(Panel {
-            title: format!("{}, {}", cell.title, cell.unit()),
-            limit: limit(record, &targets(), first, cell.metric),
-            bars: drawn,
-        })
-    };
-    CELLS.iter().filter_map(panel).collect()
+    panels(
+        record,
+        &targets(),
+        &measured::<Case>(record),
+        CELLS.iter().map(rate),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
-
-    fn record(values: &[(Case, f64)]) -> Record {
-        let mut record = Record::default();
-        for (case, value) in values {
-            record.measurements.push(Measurement {
-                bench: "net".into(),
-                case: case.name().into(),
-                metric: "round_trips_s".into(),
-                unit: "1/s".into(),
-                value: *value,
-                run: 1,
-            });
-        }
-        record
-    }
 
     #[test]
     fn with_vhost_one_is_compared_with_the_other() {
-        let record = record(&[
+        let values = [
             (Case::Husk, 300.0),
             (Case::HuskVhost, 400.0),
             (Case::Q35, 100.0),
             (Case::Q35Vhost, 200.0),
-        ]);
+        ];
+        let values = values.map(|(case, value)| (case.name(), "round_trips_s", value));
+        let record = Record::example(values);
         let text = text(&record);
         let row = text
             .lines()

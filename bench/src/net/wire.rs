@@ -1,6 +1,7 @@
 //! The network between a guest and its peer: two namespaces, a pod's and the peer's, joined by a veth pair. In the pod,
 //! Husk creates its own bridge and tap; for QEMU they are created in the same way.
 
+use crate::finish::finish;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::path::Path;
@@ -89,7 +90,8 @@ impl Wire {
         )?;
         let mut ethtool = within(&pod());
         ethtool.args(["ethtool", "-K", "k6t-eth0", "tx", "off"]);
-        run(&mut ethtool)
+        finish(&mut ethtool)?;
+        Ok(())
     }
 
     /// Starts the peer.
@@ -149,19 +151,6 @@ fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
     ensure!(
         output.status.success(),
         "ip: {}\n{lines}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(
-        output.status.success(),
-        "{command:?}: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(())

@@ -3,6 +3,7 @@
 use super::containerd::{Containerd, NAMESPACE};
 use super::image;
 use crate::bench_files::BenchFiles;
+use crate::cases::BenchCase;
 use crate::guest::{Guest, Vmm};
 use anyhow::Result;
 use serde_json::json;
@@ -31,21 +32,22 @@ pub const APPEND: &str = "console=ttyS0 quiet husk.do=button";
 
 const RUNTIME: &str = "io.containerd.husk.v2";
 
-impl Case {
-    /// All cases, the pod first.
-    pub const ALL: [Self; 3] = [Self::Husk, Self::HuskRun, Self::Q35];
-
-    /// The cases of which many guests are started at once.
-    pub const MANY: [Self; 2] = [Self::Husk, Self::Q35];
-
-    /// Name of the case.
-    pub fn name(self) -> &'static str {
+impl BenchCase for Case {
+    fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
             Self::HuskRun => "husk-run",
             Self::Q35 => "qemu-q35",
         }
     }
+}
+
+impl Case {
+    /// All cases, the pod first.
+    pub const ALL: [Self; 3] = [Self::Husk, Self::HuskRun, Self::Q35];
+
+    /// The cases of which many guests are started at once.
+    pub const MANY: [Self; 2] = [Self::Husk, Self::Q35];
 
     /// The cgroup of the VMM below the hierarchy's root: `ctr` derives a container's cgroup from its namespace and
     /// name.
@@ -67,11 +69,7 @@ impl Case {
             append: Some(APPEND),
         };
         Ok(match self {
-            Self::Husk => Vmm {
-                command: run(containerd, name, line),
-                stop: None,
-                errors: guest.file(files, "errors"),
-            },
+            Self::Husk => guest.vmm(files, run(containerd, name, line)),
             Self::HuskRun => guest.husk(files, "", "")?,
             Self::Q35 => guest.qemu("q35", files),
         })

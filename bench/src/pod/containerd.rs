@@ -2,13 +2,14 @@
 
 use super::image;
 use crate::bench_files::BenchFiles;
+use crate::finish::finish;
 use crate::group::Group;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Folder of containerd's programs in the lab.
@@ -17,7 +18,8 @@ const PROGRAMS: &str = "/opt/containerd-2.1/usr/bin";
 pub const NAMESPACE: &str = "husk-bench";
 /// Time limit of a reply.
 const PATIENCE: Duration = Duration::from_secs(90);
-const SHIM: &str = "containerd-shim-husk-v2";
+/// Husk's runtime.
+pub const SHIM: &str = "containerd-shim-husk-v2";
 
 /// A running containerd, which is ended when this is dropped.
 #[derive(Debug)]
@@ -195,31 +197,6 @@ exec {} \"$@\"
     )?;
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755))?;
     Ok(counting)
-}
-
-/// Runs `command` until it ends; returns its output.
-///
-/// # Errors
-/// If it fails, with its error output.
-pub fn finish(command: &mut Command) -> Result<String> {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command
-        .output()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if !status.success() {
-        let words: Vec<_> = command.get_args().take(6).map(OsStr::to_string_lossy).collect();
-        bail!(
-            "{} …: {status}: {}{}",
-            words.join(" "),
-            text(&stdout),
-            text(&stderr)
-        );
-    }
-    Ok(text(&stdout))
 }
 
 #[cfg(test)]

@@ -4,27 +4,24 @@ use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::containerd::Containerd;
 use super::overhead::Overhead;
 use super::running::{PodBench, Running};
-use crate::bench_files::{self, BenchFiles};
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::BenchCase;
+use crate::guest::USERSPACE;
+use crate::rounds::{Attempts, Turn, turns};
 use crate::started::milliseconds;
 use crate::{host, message};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs and `containerd-shim-husk-v2`.
-    pub release: PathBuf,
-    /// Kernel of all guests.
-    pub kernel: PathBuf,
-    /// Initrd of all guests.
-    pub initrd: PathBuf,
+    /// Files of all guests, with the shim.
+    pub sources: Sources,
     /// Rounds of single starts.
     pub rounds: u32,
     /// Rounds of many simultaneous starts.
@@ -35,8 +32,7 @@ pub struct Plan {
     pub thorough: bool,
 }
 
-/// First line of the initrd, and its line when it is idle.
-const MARKER: &str = "HUSK-USERSPACE";
+/// The guest is idle.
 const READY: &str = "husk-button: ready";
 /// Time limit until user space of one guest runs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -59,21 +55,14 @@ pub fn run(plan: &Plan) -> Result<()> {
     message::env(host::facts(&bench.bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for case in Case::ALL {
-            attempts.run(case.name(), "warming up", || bench.single(case, None))?;
-        }
+        attempts.warm_up(&Case::ALL, |case| bench.single(case, None))?;
     }
-    for round in 1..=plan.rounds {
-        for case in rotated(&Case::ALL, round) {
-            let what = format!("round {round} of {}", plan.rounds);
-            attempts.run(case.name(), &what, || bench.single(case, Some(round)))?;
-        }
-    }
-    for round in 1..=plan.many_rounds {
-        for case in rotated(&Case::MANY, round) {
-            let what = format!("{} at once, round {round} of {}", plan.many, plan.many_rounds);
-            attempts.run(case.name(), &what, || bench.many(case, plan.many, round))?;
-        }
+    attempts.rounds(&Case::ALL, plan.rounds, |case, round| {
+        bench.single(case, Some(round))
+    })?;
+    for Turn { case, round, what } in turns(&Case::MANY, plan.many_rounds) {
+        let what = format!("{} at once, {what}", plan.many);
+        attempts.run(case.name(), &what, || bench.many(case, plan.many, round))?;
     }
     Ok(())
 }
@@ -85,8 +74,7 @@ struct Bench {
 
 impl Bench {
     fn new(plan: &Plan, folder: &Path) -> Result<Self> {
-        let mut files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        files.add(&plan.release.join("containerd-shim-husk-v2"))?;
+        let mut files = BenchFiles::gather(&plan.sources, folder)?;
         let mut containerd = Containerd::start(&files)?;
         containerd.take(&mut files)?;
         Ok(Self {
@@ -105,7 +93,7 @@ impl Bench {
         let before = self.bench.containerd.cpu()?;
         let mut guest = self.start(case)?;
         let deadline = guest.began + PATIENCE;
-        let userspace = guest.until(MARKER, deadline)?;
+        let userspace = guest.until(USERSPACE, deadline)?;
         let (own, all) = (guest.cpu()?, self.bench.containerd.cpu()?);
         let to_userspace = milliseconds(userspace - guest.began);
         let mut values = vec![("to_userspace_ms", to_userspace), ("cpu_ms", milliseconds(own))];
@@ -131,9 +119,8 @@ impl Bench {
         let Some(round) = round else {
             return Ok(());
         };
-        for (metric, value) in values {
-            measured(case, metric, "ms", value, round);
-        }
+        let values = values.into_iter().map(|(metric, value)| (metric, "ms", value));
+        message::values("pod", case.name(), round, values);
         for (part, overhead) in overhead {
             report(case, part, overhead, round);
         }
@@ -148,7 +135,7 @@ impl Bench {
         let (mut guests, mut last) = (guests?, began);
         let deadline = began + PATIENCE * many;
         for guest in &mut guests {
-            last = last.max(guest.until(MARKER, deadline)?);
+            last = last.max(guest.until(USERSPACE, deadline)?);
         }
         let own: Duration = guests.iter().map(Running::cpu).sum::<Result<_>>()?;
         let containerd = self.bench.containerd.cpu()? - before;
@@ -170,18 +157,13 @@ impl Bench {
         }
         let each = |time: Duration| milliseconds(time) / f64::from(many);
         let starts = f64::from(many) / (last - began).as_secs_f64();
-        measured(case, "starts_s", "1/s", starts, round);
-        measured(case, "many_cpu_ms", "ms", each(own), round);
+        let mut values = vec![("starts_s", "1/s", starts), ("many_cpu_ms", "ms", each(own))];
         if case == Case::Husk {
-            measured(
-                case,
-                "many_cpu_with_containerd_ms",
-                "ms",
-                each(own + containerd),
-                round,
-            );
-            measured(case, "many_stopped", "count", f64::from(many), round);
+            let all = each(own + containerd);
+            values.push(("many_cpu_with_containerd_ms", "ms", all));
+            values.push(("many_stopped", "count", f64::from(many)));
         }
+        message::values("pod", case.name(), round, values);
         for overhead in overheads {
             report(case, "many_pod", overhead, round);
         }
@@ -200,18 +182,7 @@ fn parts((vmm, shim): (Overhead, Option<Overhead>)) -> Vec<(&'static str, Overhe
 }
 
 fn report(case: Case, part: &str, overhead: Overhead, round: u32) {
-    for (what, kib) in overhead.values() {
-        measured(case, &format!("{part}_{what}"), "KiB", kib as f64, round);
-    }
-}
-
-fn measured(case: Case, metric: &str, unit: &str, value: f64, run: u32) {
-    message::measured(Measurement {
-        bench: "pod".to_owned(),
-        case: case.name().to_owned(),
-        metric: metric.to_owned(),
-        unit: unit.to_owned(),
-        value,
-        run,
-    });
+    let values = overhead.values();
+    let values = values.map(|(what, kib)| (format!("{part}_{what}"), "KiB", kib as f64));
+    message::values("pod", case.name(), round, values);
 }

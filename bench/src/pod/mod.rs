@@ -9,15 +9,15 @@ mod overhead;
 mod report;
 mod running;
 
+use super::bench_files::Sources;
 use super::measure::{self, Job};
-use super::record::Record;
-use super::svg;
+use super::record::{self, Record};
+use super::svg::Better;
 use anyhow::Result;
+use containerd::SHIM;
 use inside::Plan;
-use serde_json::json;
 use std::time::Duration;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench pod`.
 #[derive(clap::Args, Debug)]
@@ -55,18 +55,15 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[])?;
-    let image = images::path(IMAGE)?;
     let plan = Plan {
-        release: checkout::release(),
-        kernel: image.join("vmlinuz"),
-        initrd: image.join("initrd"),
+        sources: Sources::new(IMAGE, "vmlinuz", &[SHIM])?,
         rounds: if args.quick { 1 } else { args.rounds },
         many_rounds: if args.quick { 1 } else { args.many_rounds },
         many: if args.quick { FEW } else { args.many },
         thorough: !args.quick,
     };
     let mut record = Record::default();
-    record.env.insert("guest".to_owned(), json!(IMAGE));
+    record.note("guest", IMAGE);
     let starts = (plan.rounds + 2) * 3 + plan.many_rounds * plan.many * 2;
     let job = Job {
         bench: "pod",
@@ -78,9 +75,8 @@ pub fn run(args: Args) -> Result<()> {
     let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A short run does not replace a measurement.
-    let name = if args.quick { "pod-quick" } else { "pod" };
+    let name = record::name("pod", &[("quick", args.quick)]);
     let setting = report::setting(&record);
-    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
+    record.publish(&name, &setting, Better::Less, &report::plot(&record))?;
     measured
 }

@@ -1,10 +1,12 @@
 //! Report of the measured values.
 
 use super::case::Case;
+use crate::cases::BenchCase;
 use crate::figures::medians;
-use crate::limits::{Limit, held, panel};
+use crate::limits::{Limit, held, panels};
 use crate::record::Record;
 use crate::svg::Panel;
+use crate::table::join;
 
 /// A metric, its title in a table, and true if it is drawn.
 type Line = (&'static str, &'static str, bool);
@@ -65,30 +67,26 @@ const POD_KIB: f64 = 16.0 * 1024.0;
 
 const LIMITS: &[Limit] = &[
     Limit {
-        case: "husk",
-        metric: "to_userspace_without_containerd_ms",
-        what: "start → user space, without containerd's processor time",
-        most: 1.1,
         of: Some(("husk-run", "to_userspace_ms")),
+        ..Limit::of_husk(
+            "to_userspace_without_containerd_ms",
+            "start → user space, without containerd's processor time",
+            1.1,
+        )
     },
-    at_most("pod_rss_kib", "pod beside guest memory, KiB"),
-    at_most(
+    Limit::of_husk("pod_rss_kib", "pod beside guest memory, KiB", POD_KIB),
+    Limit::of_husk(
         "pod_cgroup_kib",
         "pod's cgroups beside guest memory and page cache, KiB",
+        POD_KIB,
     ),
-    at_most("many_pod_rss_kib", "each of many pods beside guest memory, KiB"),
-    at_most("many_pod_cgroup_kib", "each of many pods' cgroups, KiB"),
+    Limit::of_husk(
+        "many_pod_rss_kib",
+        "each of many pods beside guest memory, KiB",
+        POD_KIB,
+    ),
+    Limit::of_husk("many_pod_cgroup_kib", "each of many pods' cgroups, KiB", POD_KIB),
 ];
-
-const fn at_most(metric: &'static str, what: &'static str) -> Limit {
-    Limit {
-        case: "husk",
-        metric,
-        what,
-        most: POD_KIB,
-        of: None,
-    }
-}
 
 const CAPTION: &str = "husk: ctr run; husk-run: husk run with the same kernel; qemu-q35: QEMU with the kernel and initrd of the same image.
 containerd's own time is the processor time that containerd and ctr took from the start of ctr until the guest's user space: on the
@@ -99,77 +97,52 @@ Cgroups are the VM container's and one that the shim is in from its first byte o
 pub fn text(record: &Record) -> String {
     let base = |case: &str| (case != Case::Q35.name()).then_some(Case::Q35.name());
     let table = |head: &str, cases: &[&'static str], lines: &[Line]| {
-        let lines = lines
-            .iter()
-            .map(|(metric, label, _)| ((*label).to_owned(), (*metric).to_owned()));
+        let lines = lines.iter().map(|(metric, label, _)| (*metric, *label));
         medians(record, &format!("{head} (÷ qemu-q35)"), cases, base, lines)
     };
     let many = format!("{} at once: median", record.setting("many"));
-    let mut parts = vec![
+    join([
         setting(record),
         table("one: median", &Case::ALL.map(Case::name), ONE),
         table(&many, &Case::MANY.map(Case::name), MANY),
         CAPTION.to_owned(),
         held(record, LIMITS),
-    ];
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    ])
 }
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
-    format!(
-        "{}, {} vCPU, {} MiB; {}; {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        of("containerd"),
-        record.machine(),
-    )
+    let containerd = record.setting("containerd");
+    format!("{}; {containerd}; {}", record.guest(), record.machine())
 }
 
 /// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let cases = Case::ALL.map(Case::name);
     let many = format!("{} at once: ", record.setting("many"));
-    let of = |lines: &'static [Line], before: &str| -> Vec<Panel> {
+    let of = |lines: &'static [Line], before: &str| {
         let drawn = lines.iter().filter(|(.., drawn)| *drawn);
-        drawn
-            .filter_map(|(metric, label, _)| {
-                panel(record, LIMITS, &cases, metric, &format!("{before}{label}"))
-            })
-            .collect()
+        let drawn = drawn.map(|(metric, label, _)| (*metric, format!("{before}{label}")));
+        panels(record, LIMITS, &cases, drawn)
     };
-    let mut panels = of(ONE, "");
-    panels.extend(of(MANY, &many));
-    panels
+    let mut all = of(ONE, "");
+    all.extend(of(MANY, &many));
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
 
     #[test]
     fn a_start_is_compared_without_containerds_time() {
-        let mut record = Record::default();
-        for (case, metric, value) in [
+        let record = Record::example([
             ("husk", "to_userspace_ms", 150.0),
             ("husk", "to_userspace_without_containerd_ms", 109.0),
             ("husk", "pod_rss_kib", 16_385.0),
             ("husk-run", "to_userspace_ms", 100.0),
             ("qemu-q35", "to_userspace_ms", 200.0),
-        ] {
-            record.measurements.push(Measurement {
-                bench: "pod".into(),
-                case: case.into(),
-                metric: metric.into(),
-                unit: "any".into(),
-                value,
-                run: 1,
-            });
-        }
+        ]);
         let text = text(&record);
         let verdicts: Vec<&str> = text.lines().rev().take(2).collect();
         assert!(

@@ -4,7 +4,7 @@ use super::case::{Case, MEMORY_MIB};
 use super::containerd::Containerd;
 use super::overhead::Overhead;
 use crate::bench_files::BenchFiles;
-use crate::group::Group;
+use crate::group::{Group, stat_field};
 use crate::guest::Vmm;
 use crate::started::milliseconds;
 use anyhow::{Context, Result, bail, ensure};
@@ -19,6 +19,8 @@ use xtask::serial::Serial;
 
 /// Interval at which a child is checked while its guest boots.
 const LOOK: Duration = Duration::from_millis(500);
+/// Field `starttime` of `/proc/PID/stat`.
+const START_TIME: usize = 22;
 /// Maximum time for a guest to power off and for its processes to end.
 const GOING: Duration = Duration::from_secs(120);
 
@@ -155,7 +157,7 @@ impl<'a> Running<'a> {
 
     fn since_start(&self, pid: u32) -> Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let ticks = start_ticks(&stat).context("no start time")?;
+        let ticks = stat_field(&stat, START_TIME).context("no start time")?;
         let started = Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64);
         Ok(milliseconds(started.saturating_sub(self.clock)))
     }
@@ -216,24 +218,5 @@ impl Drop for Running<'_> {
             let _ = containerd.ctr(&["containers", "rm", &self.name]);
         }
         let _ = std::fs::remove_file(self.bench.files.folder.join(format!("{}.line", self.name)));
-    }
-}
-
-/// `starttime` in a line of `/proc/PID/stat`, field 22. Field 2 may have any characters in its parentheses.
-fn start_ticks(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_start_is_found_behind_any_name() {
-        let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
-        let stat = format!("7 (a) b (c)) S {}\n", fields.join(" "));
-        assert_eq!(start_ticks(&stat), Some(22));
-        assert_eq!(start_ticks("7 (a) S 1"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The process that runs in the lab: pulls from a registry there, and reports the times.
 
-use crate::record::Measurement;
-use crate::rounds::rotated;
+use crate::finish::finish;
+use crate::rounds::{Turn, turns};
 use crate::{bench_files, host, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -94,48 +94,38 @@ fn listens() -> Result<()> {
 }
 
 fn rounds(plan: &Plan, folder: &Path) -> Result<()> {
-    for run in 1..=plan.rounds {
-        for case in rotated(&[HUSK, PEER], run) {
-            message::news(format!("{case}: round {run} of {}", plan.rounds));
-            let report = |metric: &str, value: f64| {
-                message::measured(Measurement {
-                    bench: "pull".to_owned(),
-                    case: case.to_owned(),
-                    metric: metric.to_owned(),
-                    unit: "s".to_owned(),
-                    value,
-                    run,
-                });
-            };
-            run_in(folder, "rm -rf data copy unpacked; sync")?;
-            if case == HUSK {
-                let pull = format!("HUSK_DATA_DIR=$PWD/data ./husk images pull {IMAGE}");
-                report(WHOLE, run_in(folder, &pull)?);
-                let size = run_in(
-                    folder,
-                    &format!(
-                        "test $(stat -c %s data/images/sha256-*/rootfs/disk/disk.img) = {}",
-                        plan.size_mib << 20
-                    ),
-                );
-                size.context("the disk is not in the store")?;
-            } else {
-                let copy = run_in(
-                    folder,
-                    &format!(
-                        "skopeo copy -q --insecure-policy --src-tls-verify=false docker://{IMAGE} dir:copy"
-                    ),
-                )?;
-                let unpack = run_in(
-                    folder,
-                    "mkdir unpacked; layer=$(jq -r '.layers[0].digest' copy/manifest.json)
-                     tar -C unpacked -xzf copy/${layer#sha256:}",
-                )?;
-                report(COPY, copy);
-                report(UNPACK, unpack);
-                report(WHOLE, copy + unpack);
-            }
-        }
+    for Turn { case, round, what } in turns(&[HUSK, PEER], plan.rounds) {
+        message::news(format!("{case}: {what}"));
+        run_in(folder, "rm -rf data copy unpacked; sync")?;
+        let values = if case == HUSK {
+            let pull = format!("HUSK_DATA_DIR=$PWD/data ./husk images pull {IMAGE}");
+            let whole = run_in(folder, &pull)?;
+            let size = run_in(
+                folder,
+                &format!(
+                    "test $(stat -c %s data/images/sha256-*/rootfs/disk/disk.img) = {}",
+                    plan.size_mib << 20
+                ),
+            );
+            size.context("the disk is not in the store")?;
+            vec![(WHOLE, "s", whole)]
+        } else {
+            let copy = run_in(
+                folder,
+                &format!("skopeo copy -q --insecure-policy --src-tls-verify=false docker://{IMAGE} dir:copy"),
+            )?;
+            let unpack = run_in(
+                folder,
+                "mkdir unpacked; layer=$(jq -r '.layers[0].digest' copy/manifest.json)
+                 tar -C unpacked -xzf copy/${layer#sha256:}",
+            )?;
+            vec![
+                (COPY, "s", copy),
+                (UNPACK, "s", unpack),
+                (WHOLE, "s", copy + unpack),
+            ]
+        };
+        message::values("pull", case, round, values);
     }
     Ok(())
 }
@@ -143,12 +133,6 @@ fn rounds(plan: &Plan, folder: &Path) -> Result<()> {
 /// Runs a shell script; returns its time in seconds.
 fn run_in(folder: &Path, script: &str) -> Result<f64> {
     let began = Instant::now();
-    let output = Command::new("sh")
-        .args(["-euc", script])
-        .current_dir(folder)
-        .output()?;
-    let seconds = began.elapsed().as_secs_f64();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{script}: {}: {errors}", output.status);
-    Ok(seconds)
+    finish(Command::new("sh").args(["-euc", script]).current_dir(folder))?;
+    Ok(began.elapsed().as_secs_f64())
 }

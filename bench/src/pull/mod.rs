@@ -4,9 +4,9 @@ mod inside;
 
 use super::figures;
 use super::measure::{self, Job};
-use super::record::Record;
-use super::stats::summary;
+use super::record::{self, Record};
 use super::svg::{Better, Panel};
+use super::table::verdict;
 use anyhow::Result;
 use inside::{HUSK, METRICS, PEER, Plan, WHOLE};
 use std::fs::File;
@@ -69,12 +69,11 @@ pub fn run(args: Args) -> Result<()> {
         record.setting("disk_mib"),
         record.machine()
     );
-    let metrics = METRICS.map(|(metric, label)| (label.to_owned(), metric.to_owned()));
     let base = |case: &str| (case == HUSK).then_some(PEER);
-    let table = figures::medians(&record, "median (÷ peer)", &[HUSK, PEER], base, metrics);
-    println!("{setting}\n\n{table}\n\n{}", verdict(&record));
-    let name = if args.quick { "pull-quick" } else { "pull" };
-    record.publish(name, &setting, Better::Less, &plot(&record))?;
+    let table = figures::medians(&record, "median (÷ peer)", &[HUSK, PEER], base, METRICS);
+    println!("{setting}\n\n{table}\n\n{}", judge(&record));
+    let name = record::name("pull", &[("quick", args.quick)]);
+    record.publish(&name, &setting, Better::Less, &plot(&record))?;
     measured
 }
 
@@ -95,53 +94,37 @@ fn image(folder: &Path, size_mib: u64, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-fn median(record: &Record, case: &str) -> Option<f64> {
-    Some(summary(&record.values(case, WHOLE))?.median)
-}
-
-fn verdict(record: &Record) -> String {
-    let (Some(husk), Some(peer)) = (median(record, HUSK), median(record, PEER)) else {
-        return "MISSED  nothing was measured".to_owned();
+fn judge(record: &Record) -> String {
+    let median = |case| record.median(case, WHOLE);
+    let (Some(husk), Some(peer)) = (median(HUSK), median(PEER)) else {
+        return format!("{}  nothing was measured", verdict(false));
     };
     let ratio = husk / peer;
-    let word = if ratio <= BAR { "ok" } else { "MISSED" };
+    let word = verdict(ratio <= BAR);
     format!("{word}  {HUSK} takes {ratio:.2} × {PEER}; the bar is {BAR}")
 }
 
 fn plot(record: &Record) -> Vec<Panel> {
-    let bars = [HUSK, PEER].map(|case| Some((case.to_owned(), summary(&record.values(case, WHOLE))?)));
     vec![Panel {
         title: "pull and unpack, s".to_owned(),
-        bars: bars.into_iter().flatten().collect(),
-        limit: median(record, PEER).map(|peer| peer * BAR),
+        bars: record.bars(&[HUSK, PEER], WHOLE),
+        limit: record.median(PEER, WHOLE).map(|peer| peer * BAR),
     }]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
 
     #[test]
     fn the_bar_is_for_the_whole_time() {
-        let mut record = Record::default();
-        for (case, value) in [(HUSK, 11.2), (PEER, 10.0)] {
-            record.measurements.push(Measurement {
-                bench: "pull".into(),
-                case: case.into(),
-                metric: WHOLE.into(),
-                unit: "s".into(),
-                value,
-                run: 1,
-            });
-        }
+        let verdict = |husk| judge(&Record::example([(HUSK, WHOLE, husk), (PEER, WHOLE, 10.0)]));
         assert_eq!(
-            verdict(&record),
+            verdict(11.2),
             "MISSED  husk takes 1.12 × skopeo+tar; the bar is 1.1"
         );
-        record.measurements[0].value = 10.9;
-        assert!(verdict(&record).starts_with("ok"));
-        assert!(verdict(&Record::default()).starts_with("MISSED"));
+        assert!(verdict(10.9).starts_with("ok"));
+        assert!(judge(&Record::default()).starts_with("MISSED"));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The cases: how each VMM is started, how its guest is saved, and how it is restored.
 
 use crate::bench_files::BenchFiles;
-use crate::guest::{self, Guest};
+use crate::cases::BenchCase;
+use crate::finish::finish;
+use crate::guest::{self, EARLY, Guest, SCRIPT};
 use crate::line::Line;
-use crate::qmp::Qmp;
+use crate::qmp::{self, Qmp};
 use crate::started::Started;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -33,11 +35,6 @@ pub const WRITTEN_MIB: u64 = 256;
 /// Memory that a clone writes to.
 pub const MORE_MIB: u64 = 64;
 
-/// Command line of the guests that are saved.
-pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
-/// Command line of a guest whose kernel's first line is timed.
-const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
-
 const NAME: &str = "bench-snapshot";
 /// More than any disk writes in a second: QEMU's default is 128 MiB.
 const UNLIMITED: u64 = 1 << 40;
@@ -53,19 +50,17 @@ pub struct Running {
     qmp: Option<Qmp>,
 }
 
-impl Case {
-    /// Husk first, then those it is compared with.
-    pub const ALL: [Self; 3] = [Self::Husk, Self::Q35, Self::Q35Mapped];
-
-    /// Name of the case.
-    pub fn name(self) -> &'static str {
+impl BenchCase for Case {
+    fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
             Self::Q35 => "qemu-q35",
             Self::Q35Mapped => "qemu-q35-mapped",
         }
     }
+}
 
+impl Case {
     /// The VMM of a guest whose kernel prints its first line at once, to the VMM's output.
     pub fn early(self, files: &BenchFiles) -> Result<guest::Vmm> {
         let guest = guest(NAME, EARLY);
@@ -83,7 +78,7 @@ impl Case {
     pub fn boot(self, files: &BenchFiles, patience: Duration) -> Result<Running> {
         match self {
             Self::Husk => {
-                let guest = guest(NAME, APPEND);
+                let guest = guest(NAME, SCRIPT);
                 let mut started = Started::start(guest.husk_detached(files)?, patience)?;
                 let line = started.reached(&guest.socket(files), Line::monitor)?;
                 started.returned()?;
@@ -95,7 +90,7 @@ impl Case {
             }
             Self::Q35 | Self::Q35Mapped => {
                 let mut started = Started::start(qemu(files), patience)?;
-                let qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
+                let qmp = started.reached(&qmp::socket(files), Qmp::connect)?;
                 let line = started.reached(&serial_socket(files), Line::socket)?;
                 Ok(Running {
                     started,
@@ -112,11 +107,8 @@ impl Case {
             let mut husk = guest::husk(files);
             husk.args(["snapshot", NAME]).arg(to);
             let began = Instant::now();
-            let output = husk.stdout(Stdio::null()).output()?;
-            let took = began.elapsed();
-            let errors = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "husk snapshot: {}", errors.trim());
-            return Ok(took);
+            finish(&mut husk)?;
+            return Ok(began.elapsed());
         };
         self.prepare(qmp)?;
         let began = Instant::now();
@@ -135,7 +127,7 @@ impl Case {
         let mut vmm = qemu(files);
         vmm.command.args(["-incoming", "defer"]);
         let mut started = Started::start(vmm, patience)?;
-        let mut qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
+        let mut qmp = started.reached(&qmp::socket(files), Qmp::connect)?;
         let line = started.reached(&serial_socket(files), Line::socket)?;
         self.prepare(&mut qmp)?;
         qmp.execute("migrate-incoming", json!({ "uri": self.uri(from, "<")? }))?;
@@ -188,7 +180,7 @@ pub fn save_live(files: &BenchFiles, to: &Path) -> Result<Child> {
 /// Starts `husk restore` under a name, and connects to the guest's serial line, which may be there before the command
 /// has ended.
 pub fn restore_as(name: &str, files: &BenchFiles, from: &Path, patience: Duration) -> Result<Running> {
-    let guest = guest(name, APPEND);
+    let guest = guest(name, SCRIPT);
     let mut husk = guest::husk(files);
     husk.arg("restore").arg(from).args(["--name", name, "--detach"]);
     let mut started = Started::start(guest.as_husk(files, husk), patience)?;
@@ -205,7 +197,7 @@ pub fn has_capability(files: &BenchFiles, name: &str) -> Result<bool> {
     let mut vmm = qemu(files);
     vmm.command.arg("-S");
     let mut started = Started::start(vmm, Duration::from_secs(60))?;
-    let mut qmp = started.reached(&qmp_socket(files), Qmp::connect)?;
+    let mut qmp = started.reached(&qmp::socket(files), Qmp::connect)?;
     let known = qmp.execute("query-migrate-capabilities", json!({}))?;
     let known = known.as_array().context("no capabilities")?;
     Ok(known.iter().any(|known| known["capability"] == name))
@@ -222,9 +214,9 @@ fn guest<'a>(name: &'a str, append: &'a str) -> Guest<'a> {
 
 fn qemu(files: &BenchFiles) -> guest::Vmm {
     let serial = format!("unix:{},server=on,wait=off", serial_socket(files).display());
-    let mut vmm = guest(NAME, APPEND).qemu_serial("q35", files, &serial);
+    let mut vmm = guest(NAME, SCRIPT).qemu_serial("q35", files, &serial);
     devices(&mut vmm);
-    monitored(&mut vmm, files);
+    qmp::listen(&mut vmm, files);
     vmm
 }
 
@@ -233,15 +225,6 @@ fn devices(vmm: &mut guest::Vmm) {
     for device in ["virtio-scsi-pci", "virtio-serial-pci"] {
         vmm.command.args(["-device", device]);
     }
-}
-
-fn monitored(vmm: &mut guest::Vmm, files: &BenchFiles) {
-    let monitor = format!("unix:{},server=on,wait=off", qmp_socket(files).display());
-    vmm.command.args(["-qmp", &monitor]);
-}
-
-fn qmp_socket(files: &BenchFiles) -> PathBuf {
-    files.folder.join("qmp")
 }
 
 fn serial_socket(files: &BenchFiles) -> PathBuf {

@@ -1,10 +1,11 @@
 //! The process that runs where KVM is: saves and restores guests, one at a time, then restores many clones of one.
 
-use super::case::{self, APPEND, Case, MEMORY_MIB, MORE_MIB, Running, WRITTEN_MIB};
+use super::case::{self, Case, MEMORY_MIB, MORE_MIB, Running, WRITTEN_MIB};
 use super::clones;
-use crate::bench_files::{self, BenchFiles};
-use crate::record::Measurement;
-use crate::rounds::{Attempts, rotated};
+use crate::bench_files::{self, BenchFiles, Sources};
+use crate::cases::{BenchCase, LeftOut};
+use crate::guest::{FIRST_LINE, SCRIPT};
+use crate::rounds::{Attempts, Turn, turns};
 use crate::started::{Started, milliseconds};
 use crate::{host, message};
 use anyhow::{Context, Result, ensure};
@@ -18,12 +19,8 @@ use std::time::{Duration, Instant};
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Folder of Husk's programs and `husk-answers`.
-    pub release: PathBuf,
-    /// Kernel of all guests.
-    pub kernel: PathBuf,
-    /// Initrd of all guests.
-    pub initrd: PathBuf,
+    /// Files of all guests, with `husk-answers`.
+    pub sources: Sources,
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
@@ -34,12 +31,8 @@ pub struct Plan {
     pub thorough: bool,
 }
 
-/// A case that cannot be measured on this machine, and the reason.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct LeftOut(pub Case, pub String);
-
-/// First line of the kernel.
-const FIRST_LINE: &str = "Linux version";
+/// Program that answers in the guest.
+pub const ANSWERS: &str = "husk-answers";
 /// The guest has written to its memory.
 const READY: &str = "ready;";
 /// Time limit of everything that is done with one guest.
@@ -52,21 +45,22 @@ const SPARE: u32 = 3;
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = bench_files::folder()?;
-    let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?;
-    let program = plan.release.join("husk-answers");
-    let program = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
-    files.pack(&[
-        ("script", include_bytes!("guest.sh")),
-        ("husk-answers", &program),
-        ("sizes", format!("{WRITTEN_MIB} {MORE_MIB}\n").as_bytes()),
-    ])?;
+    let files = BenchFiles::gather(&plan.sources, folder.path())?;
+    let sizes = format!("{WRITTEN_MIB} {MORE_MIB}\n");
+    files.pack_program(
+        ANSWERS,
+        &[
+            ("script", include_bytes!("guest.sh")),
+            ("sizes", sizes.as_bytes()),
+        ],
+    )?;
     let facts = [
         ("vcpus", json!(1)),
         ("memory_mib", json!(MEMORY_MIB)),
         ("written_mib", json!(WRITTEN_MIB)),
         ("clone_written_mib", json!(MORE_MIB)),
         ("clones", json!(plan.clones)),
-        ("command_line", json!(APPEND)),
+        ("command_line", json!(SCRIPT)),
     ];
     message::env(host::facts(&files.husk)?, facts);
     let mut cases = plan.cases.clone();
@@ -80,17 +74,12 @@ pub fn run(plan: &Plan) -> Result<()> {
     let bench = Bench { files };
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for case in cases.iter().copied() {
-            attempts.run(case.name(), "warming up", || bench.round(case, None))?;
-        }
+        attempts.warm_up(&cases, |case| bench.round(case, None))?;
     }
-    for run in 1..=plan.rounds {
-        for case in rotated(&cases, run) {
-            let what = format!("round {run} of {}", plan.rounds);
-            attempts.run(case.name(), &what, || bench.round(case, Some(run)))?;
-            if case != Case::Q35Mapped {
-                attempts.run(case.name(), &what, || bench.first_line(case, run))?;
-            }
+    for Turn { case, round, what } in turns(&cases, plan.rounds) {
+        attempts.run(case.name(), &what, || bench.round(case, Some(round)))?;
+        if case != Case::Q35Mapped {
+            attempts.run(case.name(), &what, || bench.first_line(case, round))?;
         }
     }
     if plan.clones > 0 && cases.contains(&Case::Husk) {
@@ -117,14 +106,17 @@ impl Bench {
         let Some(run) = run else {
             return Ok(());
         };
-        measured(case, "save_ms", "ms", milliseconds(save), run);
-        measured(case, "save_synced_ms", "ms", milliseconds(synced), run);
-        measured(case, "restore_ms", "ms", milliseconds(restore), run);
-        measured(case, "saved_mib", "MiB", saved.allocated_mib()?, run);
+        let mut values = vec![
+            ("save_ms", "ms", milliseconds(save)),
+            ("save_synced_ms", "ms", milliseconds(synced)),
+            ("restore_ms", "ms", milliseconds(restore)),
+            ("saved_mib", "MiB", saved.allocated_mib()?),
+        ];
         if case == Case::Husk {
             let pause = self.live_pause(&mut restored)?;
-            measured(case, "live_pause_ms", "ms", milliseconds(pause), run);
+            values.push(("live_pause_ms", "ms", milliseconds(pause)));
         }
+        message::values("snapshot", case.name(), run, values);
         Ok(())
     }
 
@@ -169,7 +161,8 @@ impl Bench {
     fn first_line(&self, case: Case, run: u32) -> Result<()> {
         let mut started = Started::start(case.early(&self.files)?, PATIENCE)?;
         let first = started.until(FIRST_LINE)? - started.began;
-        measured(case, "pre_kernel_ms", "ms", milliseconds(first), run);
+        let values = [("pre_kernel_ms", "ms", milliseconds(first))];
+        message::values("snapshot", case.name(), run, values);
         Ok(())
     }
 
@@ -235,18 +228,6 @@ fn files_of(saved: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries
         .map(|entry| Ok(entry?.path()))
         .collect::<std::io::Result<_>>()?)
-}
-
-/// Reports a value.
-pub fn measured(case: Case, metric: &str, unit: &str, value: f64, run: u32) {
-    message::measured(Measurement {
-        bench: "snapshot".to_owned(),
-        case: case.name().to_owned(),
-        metric: metric.to_owned(),
-        unit: unit.to_owned(),
-        value,
-        run,
-    });
 }
 
 #[cfg(test)]

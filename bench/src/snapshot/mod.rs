@@ -6,16 +6,17 @@ mod clones;
 mod inside;
 mod report;
 
+use super::bench_files::Sources;
+use super::cases::{self, BenchCase, LeftOut};
 use super::measure::{self, Job};
-use super::record::Record;
+use super::peers::Peers;
+use super::record::{self, Record};
 use super::svg::Better;
 use anyhow::{Result, ensure};
-use case::Case;
-use inside::{LeftOut, Plan};
-use serde_json::json;
+pub use case::Case;
+use inside::{ANSWERS, Plan};
 use std::time::Duration;
 use xtask::progress::Progress;
-use xtask::{checkout, images};
 
 /// Arguments of `cargo xtask bench snapshot`.
 #[derive(clap::Args, Debug)]
@@ -56,50 +57,31 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
-    let image = images::path(IMAGE)?;
     let plan = Plan {
-        release: checkout::release(),
-        kernel: image.join("vmlinuz"),
-        initrd: image.join("initrd"),
-        cases: match args.only.is_empty() {
-            true => Case::ALL.into(),
-            false => args.only,
-        },
+        sources: Sources::new(IMAGE, "vmlinuz", &[ANSWERS])?,
+        cases: cases::chosen(&args.only, &Peers::default()),
         rounds: if args.quick { 1 } else { args.rounds },
         clones: if args.quick { FEW } else { args.clones },
         thorough: !args.quick,
     };
     let mut record = Record::default();
-    record.env.insert("guest".to_owned(), json!(IMAGE));
+    record.note("guest", IMAGE);
     let job = Job {
         bench: "snapshot",
         limit: ROUND_LIMIT * (plan.rounds + 2) + CLONE_LIMIT * plan.clones,
         plan,
         in_lab: false,
     };
-    let measured = job.measure(&progress, &mut record, |LeftOut(case, why), step| {
+    let measured = job.measure(&progress, &mut record, |LeftOut::<Case>(case, why), step| {
         step.say(&format!("without {}: {why}", case.name()));
     });
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A short run does not replace a measurement.
-    let name = if args.quick { "snapshot-quick" } else { "snapshot" };
+    let name = record::name("snapshot", &[("quick", args.quick)]);
     let setting = report::setting(&record);
-    record.publish(name, &setting, Better::Less, &report::plot(&record))?;
+    record.publish(&name, &setting, Better::Less, &report::plot(&record))?;
     measured?;
     let missed = report::bars(&record).iter().filter(|bar| !bar.is_met()).count();
     ensure!(args.quick || missed == 0, "missed bars: {missed}");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_guests_script_is_shell() {
-        let status = std::process::Command::new("sh")
-            .args(["-n", "-c", include_str!("guest.sh")])
-            .status()
-            .expect("sh");
-        assert!(status.success());
-    }
 }

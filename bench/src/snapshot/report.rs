@@ -1,11 +1,11 @@
 //! Report of the measured values.
 
 use super::case::{Case, MORE_MIB};
-use crate::figures;
+use crate::cases::{BenchCase, names};
+use crate::figures::medians;
 use crate::record::Record;
-use crate::stats::summary;
 use crate::svg::Panel;
-use crate::table::{align, number};
+use crate::table::{align, join, number, verdict};
 
 /// Metrics, their titles, and whether they are drawn.
 const METRICS: [(&str, &str, bool); 6] = [
@@ -57,7 +57,7 @@ impl Bar {
 
 /// The limits whose values were measured.
 pub fn bars(record: &Record) -> Vec<Bar> {
-    let median = |case: Case, metric: &str| Some(summary(&record.values(case.name(), metric))?.median);
+    let median = |case: Case, metric: &str| record.median(case.name(), metric);
     let mut bars = Vec::new();
     if let Some(value) = median(Case::Husk, "restore_ms") {
         let what = "restore → guest answers, ms";
@@ -103,36 +103,29 @@ fn relative(
 
 /// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
-    let of = |name| record.setting(name);
+    let written = record.setting("written_mib");
     format!(
-        "{}, {} vCPU, {} MiB, of which {} MiB are written; {}",
-        of("guest"),
-        of("vcpus"),
-        of("memory_mib"),
-        of("written_mib"),
-        record.machine(),
+        "{}, of which {written} MiB are written; {}",
+        record.guest(),
+        record.machine()
     )
 }
 
 /// The tables, and the result of each limit.
 pub fn text(record: &Record) -> String {
-    let cases = Case::ALL.map(Case::name);
     let base = |case: &str| (case == Case::Husk.name()).then_some(Case::Q35.name());
-    let metrics = METRICS.map(|(metric, label, _)| (label.to_owned(), metric.to_owned()));
-    let times = figures::medians(record, "median (÷ qemu-q35)", &cases, base, metrics);
+    let metrics = METRICS.map(|(metric, label, _)| (metric, label));
+    let times = medians(record, "median (÷ qemu-q35)", &names::<Case>(), base, metrics);
     let head = format!("median of {} clones", record.setting("clones"));
-    let metrics = CLONES.map(|(metric, label)| (label.to_owned(), metric.to_owned()));
-    let clones = figures::medians(record, &head, &[Case::Husk.name()], |_| None, metrics);
+    let clones = medians(record, &head, &[Case::Husk.name()], |_| None, CLONES);
     let rows: Vec<_> = bars(record).iter().map(row).collect();
-    let mut parts = vec![setting(record), times, clones, align(&rows, 2)];
-    parts.retain(|part| !part.is_empty());
-    parts.join("\n\n")
+    join([setting(record), times, clones, align(&rows, 2)])
 }
 
 fn row(bar: &Bar) -> Vec<String> {
-    let verdict = if bar.is_met() { "ok" } else { "MISSED" };
     let limit = format!("≤ {} = {}", number(bar.most), bar.of);
-    vec![verdict.to_owned(), bar.what.to_owned(), number(bar.value), limit]
+    let verdict = verdict(bar.is_met()).to_owned();
+    vec![verdict, bar.what.to_owned(), number(bar.value), limit]
 }
 
 /// The panels of the plot.
@@ -146,60 +139,37 @@ pub fn plot(record: &Record) -> Vec<Panel> {
         });
         of_metric.map(|bar| bar.most).reduce(f64::min)
     };
-    let drawn = METRICS.into_iter().filter(|(.., drawn)| *drawn);
-    let panels = drawn.filter_map(|(metric, label, _)| {
-        let bar = |case: Case| {
-            Some((
-                case.name().to_owned(),
-                summary(&record.values(case.name(), metric))?,
-            ))
-        };
-        let bars: Vec<_> = Case::ALL.into_iter().filter_map(bar).collect();
+    let panel = |metric: &str, label: &str, cases: &[&str], limit| {
+        let bars = record.bars(cases, metric);
         (!bars.is_empty()).then(|| Panel {
             title: label.trim().to_owned(),
             bars,
-            limit: lowest(metric),
+            limit,
         })
-    });
-    let clones = summary(&record.values(Case::Husk.name(), "clone_mib"));
+    };
+    let cases = names::<Case>();
+    let drawn = METRICS.into_iter().filter(|(.., drawn)| *drawn);
+    let panels = drawn.filter_map(|(metric, label, _)| panel(metric, label, &cases, lowest(metric)));
+    let (metric, label) = CLONES[0];
+    let limit = Some((MORE_MIB + BESIDE_MIB) as f64);
     panels
-        .chain(clones.map(|clone| Panel {
-            title: CLONES[0].1.to_owned(),
-            bars: vec![(Case::Husk.name().to_owned(), clone)],
-            limit: Some((MORE_MIB + BESIDE_MIB) as f64),
-        }))
+        .chain(panel(metric, label, &[Case::Husk.name()], limit))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Measurement;
-
-    fn record(values: &[(Case, &str, f64)]) -> Record {
-        let mut record = Record::default();
-        for (case, metric, value) in values {
-            record.measurements.push(Measurement {
-                bench: "snapshot".into(),
-                case: case.name().into(),
-                metric: (*metric).into(),
-                unit: "ms".into(),
-                value: *value,
-                run: 1,
-            });
-        }
-        record
-    }
 
     #[test]
     fn each_bar_is_met_or_missed() {
-        let record = record(&[
-            (Case::Husk, "restore_ms", 450.0),
-            (Case::Husk, "pre_kernel_ms", 160.0),
-            (Case::Q35, "restore_ms", 1000.0),
-            (Case::Q35Mapped, "restore_ms", 800.0),
-            (Case::Husk, "save_ms", 500.0),
-            (Case::Q35, "save_ms", 499.0),
+        let record = Record::example([
+            (Case::Husk.name(), "restore_ms", 450.0),
+            (Case::Husk.name(), "pre_kernel_ms", 160.0),
+            (Case::Q35.name(), "restore_ms", 1000.0),
+            (Case::Q35Mapped.name(), "restore_ms", 800.0),
+            (Case::Husk.name(), "save_ms", 500.0),
+            (Case::Q35.name(), "save_ms", 499.0),
         ]);
         let met: Vec<bool> = bars(&record).iter().map(Bar::is_met).collect();
         assert_eq!(met, [true, true, false, false]);
@@ -212,9 +182,9 @@ mod tests {
 
     #[test]
     fn the_clones_bar_depends_on_their_number() {
-        let mut values = vec![(Case::Husk, "clones_mib", 1184.5)];
-        values.extend([(Case::Husk, "clone_mib", 80.0); 2]);
-        let bars = bars(&record(&values));
+        let mut values = vec![("husk", "clones_mib", 1184.5)];
+        values.extend([("husk", "clone_mib", 80.0); 2]);
+        let bars = bars(&Record::example(values));
         assert_eq!(bars.len(), 1);
         assert!((bars[0].most - 1184.0).abs() < 1e-9 && !bars[0].is_met());
     }

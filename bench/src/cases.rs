@@ -1,0 +1,82 @@
+//! The cases of a benchmark, and the choice of those that are measured.
+
+use crate::peers::{Peer, Peers};
+use crate::record::Record;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// A case of a benchmark: a VMM in one configuration.
+pub trait BenchCase: Copy + PartialEq {
+    /// Name of the case.
+    fn name(self) -> &'static str;
+
+    /// The other VMM of the case, if it is not Husk or QEMU.
+    fn peer(self) -> Option<Peer> {
+        None
+    }
+
+    /// True unless the program of the case's peer is missing.
+    fn is_given(self, peers: &Peers) -> bool {
+        self.peer().is_none_or(|peer| peers.has(peer))
+    }
+}
+
+/// A case that cannot be measured on this machine, and the reason.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LeftOut<C>(pub C, pub String);
+
+/// The cases to measure, in their own order: all if `only` is empty, but those of peers that are given.
+pub fn chosen<C: BenchCase + ValueEnum>(only: &[C], peers: &Peers) -> Vec<C> {
+    let all = C::value_variants().iter().copied();
+    let wanted = all.filter(|case| only.is_empty() || only.contains(case));
+    wanted.filter(|case| case.is_given(peers)).collect()
+}
+
+/// Names of all cases, in their own order.
+pub fn names<C: BenchCase + ValueEnum>() -> Vec<&'static str> {
+    C::value_variants().iter().map(|case| case.name()).collect()
+}
+
+/// Names of the cases that have values.
+pub fn measured<C: BenchCase + ValueEnum>(record: &Record) -> Vec<&'static str> {
+    let mut cases = names::<C>();
+    cases.retain(|case| record.has(case));
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{disk, hotplug, net, snapshot};
+
+    fn values<C: ValueEnum>() -> Vec<String> {
+        let values = C::value_variants().iter().filter_map(C::to_possible_value);
+        values.map(|value| value.get_name().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_case_is_called_the_same_everywhere() {
+        assert_eq!(names::<disk::Case>(), values::<disk::Case>());
+        assert_eq!(names::<hotplug::Case>(), values::<hotplug::Case>());
+        assert_eq!(names::<net::Case>(), values::<net::Case>());
+        assert_eq!(names::<snapshot::Case>(), values::<snapshot::Case>());
+    }
+
+    #[test]
+    fn cases_are_measured_in_their_own_order() {
+        let none = Peers::default();
+        let net = chosen::<net::Case>(&[], &none);
+        assert!(net.iter().all(|case| case.peer().is_none()));
+        let net = chosen(&[net::Case::Q35, net::Case::Husk], &none);
+        assert_eq!(net, [net::Case::Husk, net::Case::Q35]);
+        let disk = chosen::<disk::Case>(&[], &none);
+        assert!(disk.iter().all(|case| case.peer().is_none()));
+        let disk = chosen(&[disk::Case::Q35, disk::Case::Husk], &none);
+        assert_eq!(disk, [disk::Case::Husk, disk::Case::Q35]);
+        let all = Peers {
+            firecracker: Some("/fc".into()),
+            cloud_hypervisor: Some("/ch".into()),
+        };
+        assert_eq!(chosen::<disk::Case>(&[], &all), disk::Case::value_variants());
+    }
+}

@@ -1,0 +1,1 @@
+echo "husk-bench: begin $1;" > /dev/console
