@@ -232,10 +232,10 @@ async fn follow(
             sleep(RECONNECT_INTERVAL).await;
             continue;
         }
-        let timeout = match &*state.borrow() {
-            _ if failed.is_some() => START_TIMEOUT,
-            PodState::Waiting => START_TIMEOUT,
-            _ => LOST_TIMEOUT,
+        let timeout = if failed.is_some() || *state.borrow() == PodState::Waiting {
+            START_TIMEOUT
+        } else {
+            LOST_TIMEOUT
         };
         // A VM that ended has a record. If only an attempt to start it failed, the pod waits again.
         let is_final = || runtime.ended(&uid).is_some();
