@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use husk_volumes::Sharing;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, fstatvfs, renameat_with};
 use rustix::io::Errno;
 
@@ -125,7 +126,7 @@ impl ClaimStore {
         let from = self.get(source.0, source.1)?;
         let path = self.image(source.0, source.1);
         let file = File::open(&path).map_err(ClaimError::io(&path))?;
-        husk_volumes::lock_image(&file, &path, false)
+        husk_volumes::lock_image(&file, &path, Sharing::ReadOnly)
             .map_err(|_| ClaimError::InUse(claim::name(source.0, source.1)))?;
         let size = in_mib(new.size);
         if size < from.size {

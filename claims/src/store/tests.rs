@@ -134,7 +134,7 @@ fn volume_of_a_vm_is_neither_removed_nor_copied() {
     store.create(&new("data", MIB)).unwrap();
     let path = store.image("default", "data");
     let image = File::options().read(true).write(true).open(&path).unwrap();
-    husk_volumes::lock_image(&image, &path, true).unwrap();
+    husk_volumes::lock_image(&image, &path, Sharing::Exclusive).unwrap();
     assert!(store.get("default", "data").unwrap().in_use);
     assert!(matches!(
         store.remove("default", "data"),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
 use rustix::fs::{FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
+use rustix::io::Errno;
 use tracing::warn;
 
 use super::error::VolumeFault;
@@ -60,7 +61,12 @@ pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, 
         }
         other => other.map_err(VolumeFault::io(&found.path))?,
     };
-    finish(fd, &found.path, access)
+    let opened = finish(fd, &found.path, access)?;
+    // It may have been removed before it was locked.
+    if found.was_removed().map_err(VolumeFault::io(&found.path))? {
+        return Err(VolumeFault::io(&found.path)(io::Error::from(Errno::NOENT)));
+    }
+    Ok(opened)
 }
 
 /// Locks an open image, checks its size and sets its cache mode.
@@ -91,34 +97,45 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Vol
 /// returned.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Who else may use an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nobody.
+    Exclusive,
+    /// Readers.
+    ReadOnly,
+    /// Readers and writers that allow others to write.
+    Shareable,
+}
+
 /// Takes an OFD lock, which goes with the descriptor to the VMM. QEMU locks images with the same kind of lock in the
 /// same range.
 fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault> {
-    lock_image(file, path, !access.read_only && !access.shareable)
+    let sharing = match (access.shareable, access.read_only) {
+        (true, _) => Sharing::Shareable,
+        (false, true) => Sharing::ReadOnly,
+        (false, false) => Sharing::Exclusive,
+    };
+    lock_image(file, path, sharing)
 }
 
-/// Locks an open image against other writers, or with `exclusive` against readers too, until its last descriptor is
-/// closed. Waits for half a second at most.
+/// Locks an open image against other uses until its last descriptor is closed. Waits for half a second at most.
 ///
 /// # Errors
 /// A VM or another program has locked it.
-pub fn lock_image(file: &File, path: &Path, exclusive: bool) -> Result<(), VolumeFault> {
-    // SAFETY: flock consists of integers, for which zeroes are valid: the whole file, pid 0.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+pub fn lock_image(file: &File, path: &Path, sharing: Sharing) -> Result<(), VolumeFault> {
     let limit = Instant::now() + LOCK_TIMEOUT;
     let error = loop {
-        let Err(error) = set_lock(file, &lock) else {
+        let Err(error) = try_lock(file, sharing) else {
             return Ok(());
         };
-        let is_held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
-        if !is_held || Instant::now() >= limit {
+        if !is_held(&error) || Instant::now() >= limit {
             break error;
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(VolumeFault::InUse(path.to_owned())),
+        _ if is_held(&error) => Err(VolumeFault::InUse(path.to_owned())),
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
             warn!(path = %path.display(), %error, "the file system has no locks: two VMs could open this image");
             Ok(())
@@ -132,17 +149,50 @@ pub fn is_locked(path: &Path) -> bool {
     let Ok(file) = File::options().read(true).write(true).open(path) else {
         return false;
     };
-    // SAFETY: as in `lock`.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    set_lock(&file, &lock)
-        .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
+    try_lock(&file, Sharing::Exclusive).is_err_and(|error| is_held(&error))
 }
 
-/// Takes an OFD lock if it is free.
-fn set_lock(file: &File, lock: &libc::flock) -> io::Result<()> {
+/// True if the error of a lock says that another has it.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
+}
+
+/// Offset of the bytes of which each shareable writer locks one for writing, which no image reaches. Readers, which
+/// lock the whole file, conflict with that, and other shareable writers do not.
+const WRITERS_AT: i64 = 1 << 62;
+/// Limit for shareable writers.
+const WRITERS: i64 = 256;
+
+fn try_lock(file: &File, sharing: Sharing) -> io::Result<()> {
+    match sharing {
+        Sharing::Exclusive => set_lock(file, libc::F_WRLCK, 0, 0),
+        Sharing::ReadOnly => set_lock(file, libc::F_RDLCK, 0, 0),
+        Sharing::Shareable => {
+            set_lock(file, libc::F_RDLCK, 0, WRITERS_AT)?;
+            if !fcntl_getfl(file)?.contains(OFlags::RDWR) {
+                return Ok(());
+            }
+            let mut result = Ok(());
+            for writer in 0..WRITERS {
+                result = set_lock(file, libc::F_WRLCK, WRITERS_AT + writer, 1);
+                if !result.as_ref().is_err_and(is_held) {
+                    break;
+                }
+            }
+            result
+        }
+    }
+}
+
+/// Takes an OFD lock of `length` bytes from `start`, or of all from there if it is 0, if it is free.
+fn set_lock(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
+    // SAFETY: flock consists of integers, for which zeroes are valid: offsets from the file's begin, pid 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_start = start;
+    lock.l_len = length;
     // SAFETY: the kernel reads one flock, and the descriptor is open.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const *lock) };
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -171,6 +221,54 @@ fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Volume
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn readers_and_shareable_writers_exclude_each_other() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("disk.img");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let writer = || File::options().read(true).write(true).open(&path).unwrap();
+        let reader = || File::open(&path).unwrap();
+        let lock = |file: File, sharing| lock_image(&file, &path, sharing).map(|()| file);
+
+        let first = lock(writer(), Sharing::Shareable).unwrap();
+        let second = lock(writer(), Sharing::Shareable).unwrap();
+        let read_only = lock(reader(), Sharing::Shareable).unwrap();
+        assert!(is_locked(&path));
+        for refused in [Sharing::ReadOnly, Sharing::Exclusive] {
+            assert!(matches!(lock(writer(), refused), Err(VolumeFault::InUse(_))));
+        }
+        drop((first, second));
+        let copier = lock(reader(), Sharing::ReadOnly).unwrap();
+        let another = lock(reader(), Sharing::ReadOnly).unwrap();
+        assert!(matches!(
+            lock(writer(), Sharing::Shareable),
+            Err(VolumeFault::InUse(_))
+        ));
+        drop((copier, another, read_only));
+        assert!(!is_locked(&path));
+        lock(writer(), Sharing::Exclusive).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_was_removed_before_it_was_locked_is_not_opened() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("disk.img");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let found = PathHandle::on_host(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let access = ImageAccess {
+            read_only: false,
+            shareable: false,
+            cache: CacheMode::WriteBack,
+            unit: 512,
+        };
+        let error = open(&found, access).unwrap_err().to_string();
+        assert!(
+            error.ends_with("No such file or directory (os error 2)"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn where_direct_io_is_impossible_it_is_not_pretended() {

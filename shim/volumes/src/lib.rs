@@ -39,7 +39,7 @@ pub use block_sizes::BlockSizes;
 pub use copy::{copy_image, next_data, reflink};
 pub use error::{VolumeError, VolumeFault};
 pub use file_identity::FileIdentity;
-pub use image::{is_locked, lock_image};
+pub use image::{Sharing, is_locked, lock_image};
 pub use image_format::ImageFormat;
 pub use image_handle::{ImageHandle, reopen};
 pub use oci::{ImageFile, decompress, unpack_image};

@@ -22,6 +22,7 @@ pub(super) fn over(
 ) -> Result<DiskImage, VolumeFault> {
     let access = ImageAccess {
         read_only: true,
+        shareable: false,
         ..access.buffered()
     };
     let (file, cache) = image::open(base, access)?;

@@ -13,6 +13,8 @@ pub(super) struct PathHandle {
     /// Path of the lookup, for errors.
     pub(super) path: PathBuf,
     pub(super) kind: FileType,
+    /// It has a name; one that was passed as a descriptor may have none.
+    has_name: bool,
 }
 
 impl PathHandle {
@@ -60,8 +62,18 @@ impl PathHandle {
     }
 
     fn new(fd: OwnedFd, path: PathBuf) -> io::Result<PathHandle> {
-        let kind = FileType::from_raw_mode(fstat(&fd)?.st_mode);
-        Ok(PathHandle { fd, path, kind })
+        let state = fstat(&fd)?;
+        Ok(PathHandle {
+            fd,
+            path,
+            kind: FileType::from_raw_mode(state.st_mode),
+            has_name: state.st_nlink > 0,
+        })
+    }
+
+    /// True if the file was removed since it was looked up.
+    pub(super) fn was_removed(&self) -> io::Result<bool> {
+        Ok(self.has_name && fstat(&self.fd)?.st_nlink == 0)
     }
 
     /// The O_PATH descriptor, for fstat only.

@@ -132,7 +132,7 @@ fn opening_waits_for_an_image_that_is_being_closed() {
 }
 
 #[test]
-fn one_image_serves_one_writer_or_many_readers() {
+fn one_image_serves_one_writer_or_many_readers_or_shareable_disks() {
     let home = Home::new();
     let path = home.image("disk.img", SIZE);
     let read = DiskPlan {
@@ -161,13 +161,22 @@ fn one_image_serves_one_writer_or_many_readers() {
     home.open(&file(&path)).unwrap_err();
     drop(handed_on);
 
-    let readers = (
-        home.open(&read).unwrap(),
-        home.open(&read).unwrap(),
+    let readers = (home.open(&read).unwrap(), home.open(&read).unwrap());
+    home.open(&file(&path)).unwrap_err();
+    home.open(&share).unwrap_err();
+    drop(readers);
+    let both = DiskPlan {
+        read_only: true,
+        ..share.clone()
+    };
+    let shared = (
         home.open(&share).unwrap(),
+        home.open(&share).unwrap(),
+        home.open(&both).unwrap(),
     );
     home.open(&file(&path)).unwrap_err();
-    drop(readers);
+    home.open(&read).unwrap_err();
+    drop(shared);
     home.open(&file(&path)).unwrap();
 }
 
