@@ -241,10 +241,17 @@ impl ClaimStore {
         if !directory.is_dir() {
             return Err(unknown());
         }
-        if husk_volumes::is_locked(&directory.join(IMAGE)) {
-            return Err(ClaimError::InUse(claim::name(namespace, name)));
-        }
         let change = self.begin()?;
+        let image = directory.join(IMAGE);
+        // Locked until it is removed, so that no VM opens it meanwhile.
+        let lock = match File::options().read(true).write(true).open(&image) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            other => Some(other.map_err(ClaimError::io(&image))?),
+        };
+        if let Some(lock) = &lock {
+            husk_volumes::lock_image(lock, &image, Sharing::Exclusive)
+                .map_err(|_| ClaimError::InUse(claim::name(namespace, name)))?;
+        }
         let moved = change.path.join("removed");
         match fs::rename(&directory, &moved) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(unknown()),
@@ -266,8 +273,11 @@ impl ClaimStore {
             .map_err(ClaimError::io(&changes))?
             .flatten()
         {
-            let left = File::open(entry.path());
-            if left.is_ok_and(|left| flock(&left, FlockOperation::NonBlockingLockExclusive).is_ok()) {
+            let Ok(left) = File::open(entry.path()) else {
+                continue;
+            };
+            // Locked until it is removed: its process may be about to lock it.
+            if flock(&left, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
