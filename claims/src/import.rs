@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::claim::{self, NewClaim};
 use crate::error::ClaimError;
-use crate::store::{ClaimStore, IMAGE, make_directory, sync_directory};
+use crate::store::{ClaimStore, IMAGE, in_mib, make_directory, sync_directory};
 
 /// Directory of imports; no namespace has a name with a dot.
 const IMPORTS: &str = ".imports";
@@ -100,7 +100,8 @@ impl Import {
         &self.path
     }
 
-    /// Makes the directory, which has a complete `disk.img` and nothing else, the claim's.
+    /// Makes the directory, which has a complete `disk.img` and nothing else, the claim's. Its size becomes one of
+    /// whole MiB, as that of other volumes.
     ///
     /// # Errors
     /// The claim exists, or the store cannot be written.
@@ -110,8 +111,10 @@ impl Import {
             .write(true)
             .open(&image)
             .map_err(ClaimError::io(&image))?;
-        file.sync_all().map_err(ClaimError::io(&image))?;
-        let size = file.metadata().map_err(ClaimError::io(&image))?.len();
+        let size = in_mib(file.metadata().map_err(ClaimError::io(&image))?.len());
+        file.set_len(size)
+            .and_then(|()| file.sync_all())
+            .map_err(ClaimError::io(&image))?;
         self.store.place(&self.path, claim, size)
     }
 
@@ -158,7 +161,8 @@ mod tests {
         assert_eq!(fs::read_to_string(&download).unwrap(), "part");
         fs::remove_file(download).unwrap();
         let image = File::create(import.directory().join(IMAGE)).unwrap();
-        image.set_len(3 << 20).unwrap();
+        // 500M in a manifest is no whole number of sectors.
+        image.set_len((3 << 20) - 256).unwrap();
         let mut claim = NewClaim::new("default", "data", 0);
         claim.labels.insert("a".into(), "b".into());
         import.finish(&claim).unwrap();

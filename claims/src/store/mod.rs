@@ -327,7 +327,7 @@ impl Drop for Change {
 }
 
 /// A size rounded up to whole MiB.
-fn in_mib(size: u64) -> u64 {
+pub(crate) fn in_mib(size: u64) -> u64 {
     size.div_ceil(MIB).saturating_mul(MIB)
 }
 
