@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,10 @@ use super::decompress::{LimitedReader, decompress};
 use super::manifest::{Layer, LayerDigest, check, hasher};
 use super::tarball::{Entry, Tarball};
 
-/// Limit for candidates, of which an upper layer may remove all but one.
+/// Limit for candidates in the folder `disk`, of which an upper layer may remove all but one.
 const MAX_CANDIDATES: usize = 8;
+/// Limit for extracted files, with those that an upper layer replaces.
+const MAX_EXTRACTED: usize = 4096;
 /// Bytes between two progress reports.
 const STEP: u64 = 16 << 20;
 /// Bytes left free in the scratch directory.
@@ -38,6 +40,8 @@ pub(super) struct LayerSearch<'a> {
     pub(super) found: BTreeMap<PathBuf, Candidate>,
     /// Bytes that may still be decompressed.
     pub(super) left: u64,
+    /// Files extracted so far.
+    pub(super) extracted: usize,
 }
 
 /// Where extracted files are created.
@@ -121,24 +125,22 @@ impl LayerSearch<'_> {
         };
         let name = name.as_bytes();
         if name == OPAQUE {
-            self.found
-                .retain(|path, found| found.layer == layer || !path.starts_with(parent));
+            self.remove(|path, found| found.layer != layer && path.starts_with(parent));
             return Ok(());
         }
         if let Some(removed) = name.strip_prefix(WHITEOUT) {
             let removed = parent.join(OsStr::from_bytes(removed));
-            self.found
-                .retain(|path, found| found.layer == layer || !path.starts_with(&removed));
+            self.remove(|path, found| found.layer != layer && path.starts_with(&removed));
             return Ok(());
         }
         if !entry.kind.is_dir() {
-            // A file replaces a directory of a lower layer.
-            self.found
-                .retain(|found, _| found == path || !found.starts_with(path));
+            // A file replaces a file, or a directory of a lower layer.
+            self.remove(|found, _| found.starts_with(path));
         }
         if !self.is_wanted(path) {
             return Ok(());
         }
+        self.remove(|found, _| found == path);
         let what = match entry.kind {
             _ if entry.sparse => CandidateContent::Other("stored as a sparse file"),
             EntryType::Regular | EntryType::Continuous => {
@@ -152,7 +154,7 @@ impl LayerSearch<'_> {
             _ => CandidateContent::Other("a file of unknown type"),
         };
         self.found.insert(entry.path, Candidate { layer, what });
-        if self.found.len() > MAX_CANDIDATES {
+        if self.found.len() > self.wanted.len() + MAX_CANDIDATES {
             return Err(format!(
                 "it has more than {MAX_CANDIDATES} files in folder disk, only one disk is allowed"
             ));
@@ -160,11 +162,31 @@ impl LayerSearch<'_> {
         Ok(())
     }
 
+    /// Forgets candidates, and removes their files.
+    fn remove(&mut self, gone: impl Fn(&Path, &Candidate) -> bool) {
+        self.found.retain(|path, candidate| {
+            let gone = gone(path, candidate);
+            if gone
+                && let CandidateContent::File(extracted) = &candidate.what
+                && let Some(name) = &extracted.name
+            {
+                let _ = fs::remove_file(name);
+            }
+            !gone
+        });
+    }
+
     fn is_wanted(&self, path: &Path) -> bool {
         self.wanted.iter().any(|wanted| wanted.matches(path))
     }
 
-    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<Extracted, Reason> {
+    fn unpack(&mut self, entry: &Entry, content: &mut impl Read) -> Result<Extracted, Reason> {
+        self.extracted += 1;
+        if self.extracted > MAX_EXTRACTED {
+            return Err(format!(
+                "its wanted files are more than {MAX_EXTRACTED}, with those that others replace"
+            ));
+        }
         let extracted = self.place.create()?;
         let space = fstatvfs(&extracted.file).map_err(|error| error.to_string())?;
         let room = space

@@ -106,6 +106,7 @@ impl ContainerImage {
             place,
             found: BTreeMap::new(),
             left: MAX_UNPACKED,
+            extracted: 0,
         };
         let size = self.layers.iter().map(|layer| layer.size).sum();
         let mut done = 0;

@@ -139,4 +139,44 @@ mod tests {
             assert!(!into.join("boot").exists());
         }
     }
+
+    #[test]
+    fn replaced_files_are_removed() {
+        let home = Home::new();
+        let same: Vec<(&str, &[u8])> = vec![("disk/a.img", b"old"); 20];
+        let layers = [
+            layer(&same),
+            layer(&[("disk/.wh.a.img", b"")]),
+            layer(&[("disk/b.img", b"x"), ("disk/c.img", b"y")]),
+        ];
+        let into = home.path().join("rootfs");
+        let layout = home.directory(&oci(&layers));
+        unpack_image(&layout, &[ImageFile::Disk], &into, &|_, _| {}).unwrap_err();
+        assert_eq!(fs::read_dir(into.join(".unpacking")).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn any_number_of_files_may_be_wanted_but_not_replaced() {
+        let home = Home::new();
+        let names: Vec<String> = (0..20).map(|number| format!("boot/{number}")).collect();
+        let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
+        let wanted: Vec<ImageFile> = names.iter().map(|name| ImageFile::At(name.into())).collect();
+        let into = home.path().join("rootfs");
+        unpack_image(
+            &home.directory(&oci(&[layer(&files)])),
+            &wanted,
+            &into,
+            &|_, _| {},
+        )
+        .unwrap();
+        assert_eq!(fs::read_dir(into.join("boot")).unwrap().count(), 20);
+
+        let same: Vec<(&str, &[u8])> = vec![("boot/0", b"old"); 5000];
+        let layout = home.directory(&oci(&[layer(&same)]));
+        let into = home.path().join("hostile");
+        let error = unpack_image(&layout, &wanted, &into, &|_, _| {})
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("its wanted files are more than 4096"), "{error}");
+    }
 }
