@@ -1,6 +1,6 @@
 //! From an index to the layers of its one image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -20,7 +20,7 @@ use super::tarball::plain;
 const MAX_JSON: u64 = 4 << 20;
 /// Limit for layers of an image; Docker allows 127.
 const MAX_LAYERS: usize = 512;
-/// Limit for images in an index.
+/// Limit for images and nested indexes.
 const MAX_IMAGES: usize = 1024;
 /// Limit for nested indexes.
 const MAX_DEPTH: usize = 3;
@@ -64,7 +64,7 @@ pub(super) fn layers(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
 fn of_oci(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let index: ImageIndex = json(store.open(Path::new("index.json"))?, "index.json", None)?;
     let mut images = BTreeMap::new();
-    collect(store, &index, MAX_DEPTH, &mut images)?;
+    collect(store, &index, MAX_DEPTH, &mut BTreeSet::new(), &mut images)?;
     let count = images.len();
     let Some((_, image)) = images.pop_first().filter(|_| count == 1) else {
         return Err(match count {
@@ -99,34 +99,37 @@ fn collect(
     store: &BlobStore,
     index: &ImageIndex,
     depth: usize,
+    seen: &mut BTreeSet<String>,
     into: &mut BTreeMap<String, Descriptor>,
 ) -> Result<(), Reason> {
     let Some(depth) = depth.checked_sub(1) else {
         return Err("its indexes are nested too deeply".into());
     };
     for descriptor in index.manifests() {
-        if !store.has(&part(descriptor.digest())) {
+        let digest = descriptor.digest().to_string();
+        if seen.contains(&digest) || !store.has(&part(descriptor.digest())) {
             continue;
         }
+        if seen.len() >= MAX_IMAGES {
+            return Err("it holds too many images".into());
+        }
+        seen.insert(digest.clone());
         let fits = descriptor
             .platform()
             .as_ref()
             .is_none_or(|platform| *platform.os() == Os::Linux && *platform.architecture() == Arch::Amd64);
         match descriptor.media_type() {
-            MediaType::ImageIndex => collect(store, &blob(store, descriptor)?, depth, into)?,
+            MediaType::ImageIndex => collect(store, &blob(store, descriptor)?, depth, seen, into)?,
             MediaType::Other(kind) if kind == DOCKER_INDEX => {
-                collect(store, &blob(store, descriptor)?, depth, into)?;
+                collect(store, &blob(store, descriptor)?, depth, seen, into)?;
             }
             MediaType::ImageManifest if fits => {
-                into.insert(descriptor.digest().to_string(), descriptor.clone());
+                into.insert(digest, descriptor.clone());
             }
             MediaType::Other(kind) if fits && kind == DOCKER_MANIFEST => {
-                into.insert(descriptor.digest().to_string(), descriptor.clone());
+                into.insert(digest, descriptor.clone());
             }
             _ => {}
-        }
-        if into.len() > MAX_IMAGES {
-            return Err("it holds too many images".into());
         }
     }
     Ok(())

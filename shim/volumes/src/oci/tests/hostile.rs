@@ -116,6 +116,22 @@ fn hostile_layouts_are_refused() {
         &home.directory(&layout.index(&[nested])),
         "nested too deeply",
     );
+    let mut layout = Layout { parts: Vec::new() };
+    let indexes: Vec<_> = (0..1100)
+        .map(|number| {
+            let index =
+                json!({"schemaVersion": 2, "manifests": [], "annotations": {"a": number.to_string()}});
+            layout.blob(
+                "application/vnd.oci.image.index.v1+json",
+                index.to_string().as_bytes(),
+            )
+        })
+        .collect();
+    refuse(
+        &home,
+        &home.directory(&layout.index(&indexes)),
+        "it holds too many images",
+    );
     let bad = |digest: &str| {
         let mut layout = Layout { parts: Vec::new() };
         layout.blob("x", b"x");
