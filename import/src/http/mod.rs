@@ -55,12 +55,13 @@ async fn complete(
     say: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let mut failures = 0;
+    let mut most = partial.have();
     loop {
-        let before = partial.have();
         let error = match attempt(server, source, partial, directory, say).await {
             Ok(()) => match partial.check() {
                 // The parts may be of two versions of the file.
-                Err(_) if partial.is_unconfirmed => {
+                Err(_) if partial.is_unconfirmed && failures + 1 < MAX_FAILURES => {
+                    failures += 1;
                     partial.restart(Validators::default())?;
                     continue;
                 }
@@ -68,7 +69,9 @@ async fn complete(
             },
             Err(error) => error,
         };
-        if partial.have() >= before.saturating_add(STEP) {
+        // A server that always begins anew makes no progress.
+        if partial.have() >= most.saturating_add(STEP) {
+            most = partial.have();
             failures = 0;
         }
         failures += 1;

@@ -1,5 +1,6 @@
 //! Downloads that are cut off, and checksums.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,29 @@ fn a_server_without_ranges_sends_the_file_again() {
     );
     assert_eq!(seen, [None, Some(1_200_000)]);
     assert!(disk == file);
+}
+
+#[test]
+fn a_server_that_always_begins_anew_is_given_up() {
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let counted = attempts.clone();
+    let file = content(3 * MIB);
+    let name = serve(move |_, stream| {
+        let sent = match counted.fetch_add(1, Ordering::Relaxed) % 2 {
+            0 => 1_200_000,
+            _ => 2_400_000,
+        };
+        begin(stream, "200 OK", file.len(), "");
+        let _ = stream.write_all(&file[..sent]);
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let reason = failed(
+        directory.path(),
+        VolumeSource::Http(http(&format!("http://{name}/a"))),
+        None,
+    );
+    assert!(reason.contains("broke too often"), "{reason}");
+    assert_eq!(attempts.load(Ordering::Relaxed), 6);
 }
 
 #[test]
