@@ -80,6 +80,16 @@ impl Staging {
         Ok(())
     }
 
+    /// Bytes of a blob that were fetched. `hex` is its SHA-256.
+    #[must_use]
+    pub fn fetched(&self, hex: &str) -> u64 {
+        let files = [self.blob_path(hex), self.partial_path(hex)];
+        let sizes = files
+            .iter()
+            .filter_map(|file| Some(fs::metadata(file).ok()?.len()));
+        sizes.max().unwrap_or(0)
+    }
+
     /// Path of a complete blob.
     fn blob_path(&self, hex: &str) -> PathBuf {
         self.path.join("blobs/sha256").join(hex)

@@ -18,7 +18,8 @@ const MAX_LAYERS: usize = 512;
 /// Brings the store to what the request asks for.
 ///
 /// # Errors
-/// See [`PullError`]. Layers that were fetched completely or in part stay in staging only if the connection broke.
+/// See [`PullError`]. Layers that were fetched completely or in part stay in staging only if another attempt may
+/// succeed.
 pub async fn pull(
     request: &PullRequest,
     access: Access<'_>,
@@ -65,7 +66,7 @@ pub async fn pull(
         match fetched {
             Ok(()) => {}
             // What is there is of use to the next attempt.
-            Err(error @ PullError::Broken { .. }) => return Err(error),
+            Err(error) if error.is_temporary() => return Err(error),
             Err(error) => {
                 staging.abandon();
                 return Err(error);
@@ -126,10 +127,11 @@ async fn fetch(
             format!("the digest {} is not SHA-256", layer.digest()),
         ));
     }
-    let total = layers
-        .iter()
-        .fold(0_u64, |sum, layer| sum.saturating_add(layer.size()));
-    staging.require_space(total)?;
+    let missing = layers.iter().fold(0_u64, |sum, layer| {
+        let have = staging.fetched(layer.digest().digest());
+        sum.saturating_add(layer.size().saturating_sub(have))
+    });
+    staging.require_space(missing)?;
     for layer in layers {
         let event = |done| Event::Layer {
             digest: layer.digest().to_string(),

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use husk_images::{Event, ImageStore, PullPolicy, PullRequest, Request};
@@ -328,6 +328,40 @@ fn a_layer_goes_on_where_the_connection_broke() {
     let event = pull(home.path(), &format!("{name}/disks/a:1"));
     assert!(matches!(event, Event::Done { .. }), "{event:?}");
     assert_eq!(*offsets.lock().unwrap(), [0, 500_000, 1_000_000]);
+}
+
+#[test]
+fn a_pull_goes_on_where_a_broken_registry_ended_one() {
+    let home = tempfile::tempdir().unwrap();
+    let offsets = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = offsets.clone();
+    let broken = Arc::new(AtomicBool::new(true));
+    let breaks = broken.clone();
+    let image = Image::disk();
+    let name = serve(Arc::new(move |path, offset, stream| {
+        if !path.contains("/blobs/") {
+            return image.send_manifest(stream);
+        }
+        let mut seen = seen.lock().unwrap();
+        seen.push(offset);
+        match (breaks.load(Ordering::Relaxed), seen.len()) {
+            (true, 1) => {
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", image.layer.len());
+                let _ = stream
+                    .write_all(head.as_bytes())
+                    .and_then(|()| stream.write_all(&image.layer[..500_000]));
+            }
+            (true, _) => reply(stream, "503 Service Unavailable", "", b""),
+            (false, _) => image.send_layer(offset, stream),
+        }
+    }));
+    let name = format!("{name}/disks/a:1");
+    let event = pull(home.path(), &name);
+    assert!(matches!(event, Event::Failed { .. }), "{event:?}");
+    broken.store(false, Ordering::Relaxed);
+    let event = pull(home.path(), &name);
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    assert_eq!(offsets.lock().unwrap().last(), Some(&500_000));
 }
 
 #[test]
