@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage,
@@ -14,6 +15,7 @@ use netlink_packet_netfilter::nftables::{
 use netlink_packet_netfilter::none::ControlMessage;
 use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProtoFamily};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
 
 use super::expression::Rule;
 use crate::error::NetworkFault;
@@ -25,6 +27,8 @@ pub(super) struct Chain {
     hook: Option<(u32, i32)>,
 }
 
+/// Batches up to this size, in bytes, fit the send buffer that Linux gives sockets by default.
+const SEND_BUFFER: usize = 64 << 10;
 /// `NLM_F_NONREC`: delete a table only if it is empty.
 const IF_EMPTY: u16 = 0x100;
 
@@ -124,11 +128,11 @@ impl Batch {
         self.send().map_err(|error| refused(what, error))
     }
 
-    /// Sends the batch and waits for the kernel's answers.
+    /// Sends the batch and waits for the kernel's answer.
     pub(super) fn send(self) -> io::Result<()> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
-        let all = self.messages.len() as u32;
+        let last = self.messages.len() as u32;
         let mut bytes = Vec::new();
         let control = |message| {
             let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -139,11 +143,21 @@ impl Batch {
         };
         emit(&mut bytes, 0, 0, control(ControlMessage::BatchBegin));
         for (number, (flags, message)) in self.messages.into_iter().enumerate() {
-            emit(&mut bytes, flags | NLM_F_ACK, number as u32 + 1, message);
+            let number = number as u32 + 1;
+            // The kernel reports errors of the others too. Acknowledgements of many rules would not fit the socket's
+            // receive buffer.
+            let flags = if number == last { flags | NLM_F_ACK } else { flags };
+            emit(&mut bytes, flags, number, message);
         }
-        emit(&mut bytes, 0, all + 1, control(ControlMessage::BatchEnd));
+        emit(&mut bytes, 0, last + 1, control(ControlMessage::BatchEnd));
+        // A batch is one message, which the kernel refuses if it is larger than the send buffer.
+        if bytes.len() > SEND_BUFFER {
+            // SAFETY: the socket is open as long as this borrow.
+            let socket = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
+            set_socket_send_buffer_size_force(socket, bytes.len())?;
+        }
         socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
-        await_answers(&socket, all)
+        await_answer(&socket)
     }
 }
 
@@ -180,25 +194,23 @@ impl NetlinkDeserializable for IgnoredMessage {
     }
 }
 
-/// Returns the first error. After an error the kernel may omit acknowledgements of earlier messages.
-fn await_answers(socket: &Socket, count: u32) -> io::Result<()> {
-    let mut left = count;
-    while left > 0 {
+/// Returns the first error, or success when the last message is acknowledged.
+fn await_answer(socket: &Socket) -> io::Result<()> {
+    loop {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
             let message = NetlinkMessage::<IgnoredMessage>::deserialize(rest).map_err(io::Error::other)?;
             if let NetlinkPayload::Error(error) = &message.payload {
-                if error.code.is_some() {
-                    return Err(error.to_io());
-                }
-                left = left.saturating_sub(1);
+                return match error.code {
+                    Some(_) => Err(error.to_io()),
+                    None => Ok(()),
+                };
             }
             let length = (message.header.length as usize).next_multiple_of(4).max(4);
             rest = rest.get(length..).unwrap_or_default();
         }
     }
-    Ok(())
 }
 
 fn table_message(table: &str) -> TableMessage {

@@ -92,6 +92,17 @@ fn only_listed_ports_do() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
+fn a_thousand_ports_may_be_listed() {
+    let pod = Pod::with_address();
+    let ports: Vec<(Protocol, u16)> = (1..=1000).map(|port| (Protocol::Udp, port)).collect();
+    let mut guest = guest_of(&pod, &ports);
+    let socket = node_socket(&pod);
+    socket.send_to(b"in", (POD, 1000)).unwrap();
+    assert_eq!(guest.receive_udp(1000, PATIENCE), Some((NODE, b"in".to_vec())));
+}
+
+#[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn existing_chains_of_the_same_names_are_allowed() {
     let pod = Pod::with_address();
     let nft = |words: &str| {
