@@ -43,13 +43,15 @@ pub(super) fn build(
     no_ipv6(&devices.bridge)?;
     let bridge = netlink.require_link(&devices.bridge)?.index;
     enslave(netlink, bridge, moved, &devices.moved_nic, nic.mtu)?;
-    // Learning is off on this port: a frame of the guest that came back would move the guest's address to it.
+    // Learning is off on both ports. A frame of the guest that came back would move the guest's address to the first;
+    // on the second, the guest would have the kernel keep any number of addresses.
     netlink.set_learning(moved, &devices.moved_nic, false)?;
 
     tap::create(&devices.tap, interface.queues, interface.owner)?;
     no_ipv6(&devices.tap)?;
     let guest = netlink.require_link(&devices.tap)?.index;
     enslave(netlink, bridge, guest, &devices.tap, nic.mtu)?;
+    netlink.set_learning(guest, &devices.tap, false)?;
 
     if !nic.addresses.is_empty() {
         add_placeholder(netlink, devices, nic)?;

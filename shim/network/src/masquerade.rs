@@ -46,11 +46,14 @@ pub(super) fn build(
     netlink.add_bridge(&devices.bridge, MacAddr::GATEWAY)?;
     // No other host can have the bridge's addresses, and the guest may use them at once.
     sysctl::set(&format!("ipv6/conf/{}/accept_dad", devices.bridge), "0")?;
+    // A guest that advertises itself as a router would become the pod's.
+    sysctl::set(&format!("ipv6/conf/{}/accept_ra", devices.bridge), "0")?;
     let index = netlink.require_link(&devices.bridge)?.index;
     tap::create(&devices.tap, interface.queues, interface.owner)?;
     sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", devices.tap), "1")?;
     let guest = netlink.require_link(&devices.tap)?.index;
     bridge::enslave(netlink, index, guest, &devices.tap, nic.mtu)?;
+    netlink.set_learning(guest, &devices.tap, false)?;
     netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
     netlink.set_up(index, &devices.bridge, true)?;
     if nic.has_ipv6() {

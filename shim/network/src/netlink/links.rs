@@ -1,12 +1,16 @@
 //! Requests on links.
 
 use futures_util::TryStreamExt;
+use netlink_packet_route::link::InfoBridge;
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkDummy, LinkUnspec};
 
 use super::connection::Netlink;
 use super::link::Link;
 use crate::error::NetworkFault;
 use crate::mac::MacAddr;
+
+/// Limit for MAC addresses that a bridge learns, of which a guest may send any number. Linux knows it since 6.7.
+const MAX_LEARNED: u32 = 16 << 10;
 
 /// A change to one link; `None` leaves a property as it is.
 #[derive(Debug, Default)]
@@ -60,6 +64,7 @@ impl Netlink {
         let message = LinkBridge::new(name)
             .address(mac.0.to_vec())
             .forward_delay(0)
+            .append_info_data(InfoBridge::FdbMaxLearned(MAX_LEARNED))
             // The library sets new bridges up by default.
             .down()
             .build();

@@ -11,6 +11,7 @@ use crate::error::NetworkFault;
 use crate::ethtool;
 use crate::netlink::{LinkChange, Netlink};
 use crate::nft::egress::{self, EgressTable};
+use crate::sysctl;
 
 pub(super) const BRIDGE: &str = "husk0";
 /// Name of the bridge until it is configured.
@@ -67,6 +68,9 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
             "{BRIDGE} has no IPv4 address: give it one, or remove it by `ip link del {BRIDGE}`"
         ))
     })?;
+    if link.alias.as_deref() == Some(HUSK_ALIAS) {
+        no_ipv6(BRIDGE)?;
+    }
     netlink.set_up(link.index, BRIDGE, true)?;
     masquerade(gateway, state)?;
     forwarding::enable(state, link.index)?;
@@ -111,6 +115,7 @@ fn make(netlink: &Netlink) -> Result<(), NetworkFault> {
         None => MTU,
     };
     netlink.add_bridge(NEW_BRIDGE, subnet::mac(gateway))?;
+    no_ipv6(NEW_BRIDGE)?;
     let index = netlink.require_link(NEW_BRIDGE)?.index;
     mark(netlink, index, HUSK_ALIAS)?;
     let gateway = Ipv4Net::new_assert(gateway, net.prefix_len());
@@ -121,6 +126,11 @@ fn make(netlink: &Netlink) -> Result<(), NetworkFault> {
         ..LinkChange::default()
     };
     netlink.change(index, NEW_BRIDGE, change)
+}
+
+/// Disables IPv6 on a device of the host: a guest that advertises itself as a router would become the host's.
+pub(super) fn no_ipv6(device: &str) -> Result<(), NetworkFault> {
+    sysctl::set(&format!("ipv6/conf/{device}/disable_ipv6"), "1")
 }
 
 fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), NetworkFault> {

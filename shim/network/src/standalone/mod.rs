@@ -184,6 +184,7 @@ fn plug(
             peer_mac: subnet::mac(address),
         };
         if netlink.add_veth(&veth)? {
+            bridge::no_ipv6(&name)?;
             let index = netlink.require_link(&name)?.index;
             return Ok(((name, index), address, bridge.gateway));
         }

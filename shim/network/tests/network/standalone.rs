@@ -304,6 +304,16 @@ fn forwarding_set_by_others_is_kept() {
     let joined = node.join("default/one");
     assert!(node.forwards("up0") && node.forwards("up1") && !node.forwards("lo"));
     assert_eq!(switch(&node.netns, "ipv4/conf/up0/accept_redirects"), "0");
+    let NetworkLocation::Standalone { port, .. } = &joined.location else {
+        panic!("{:?}", joined.location)
+    };
+    for device in ["husk0", port] {
+        assert_eq!(
+            switch(&node.netns, &format!("ipv6/conf/{device}/disable_ipv6")),
+            "1",
+            "{device}"
+        );
+    }
     node.leave(&joined.location);
     // It was set before, so Husk leaves it set.
     assert!(!node.forwards("up0") && node.forwards("up1"));
