@@ -20,11 +20,11 @@ use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use super::expression::Rule;
 use crate::error::NetworkFault;
 
-/// A base chain with hook and priority, or a regular chain.
+/// A base chain with type, hook and priority, or a regular chain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chain {
     pub(super) name: &'static str,
-    hook: Option<(u32, i32)>,
+    hook: Option<(&'static str, u32, i32)>,
 }
 
 /// Batches up to this size, in bytes, fit the send buffer that Linux gives sockets by default.
@@ -33,11 +33,19 @@ const SEND_BUFFER: usize = 64 << 10;
 const IF_EMPTY: u16 = 0x100;
 
 impl Chain {
-    /// A base chain, which sees packets at a hook.
+    /// A base chain that translates addresses at a hook.
     pub(super) const fn base(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
         Chain {
             name,
-            hook: Some((hook as u32, priority)),
+            hook: Some(("nat", hook as u32, priority)),
+        }
+    }
+
+    /// A base chain that filters packets at a hook.
+    pub(super) const fn filter(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
+        Chain {
+            name,
+            hook: Some(("filter", hook as u32, priority)),
         }
     }
 
@@ -95,8 +103,8 @@ impl Batch {
     /// Adds a chain that must not exist yet: its rules would be another program's.
     pub(super) fn new_chain(&mut self, table: &str, chain: &Chain) {
         let mut message = chain_message(table, chain.name);
-        if let Some((hook, priority)) = chain.hook {
-            message.attributes.push(ChainAttribute::Type("nat".to_owned()));
+        if let Some((kind, hook, priority)) = chain.hook {
+            message.attributes.push(ChainAttribute::Type(kind.to_owned()));
             let number: InetHookNumber = hook.into();
             message.attributes.push(ChainAttribute::Hook(vec![
                 Hook::Number(number.into()),

@@ -1,4 +1,4 @@
-//! NAT for guests that leave the host.
+//! NAT for guests that leave the host, and what else the host does not forward.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,6 +12,7 @@ use crate::error::NetworkFault;
 /// Name of the table, which only Husk uses.
 const TABLE: &str = "husk";
 const POSTROUTING: Chain = Chain::base("postrouting", libc::NF_INET_POST_ROUTING, 100);
+const FORWARD: Chain = Chain::filter("forward", libc::NF_INET_FORWARD, 0);
 
 /// Owner of the existing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +23,17 @@ pub(crate) enum EgressTable {
     New,
 }
 
-/// Masquerades packets from `net` that leave by devices other than `bridge`.
+/// Masquerades packets from `net` that leave by devices other than `bridge`. Drops packets between the other networks of
+/// `switched`, the devices on which Husk enables forwarding: the host did not forward them before. What comes from or
+/// goes to other devices, which may be made later, is the matter of those who make them.
 ///
 /// There is no chain that accepts packets: a firewall drops them in its own table, and this one cannot override that.
-pub(crate) fn masquerade(net: Ipv4Net, bridge: &str, table: EgressTable) -> Result<(), NetworkFault> {
+pub(crate) fn masquerade(
+    net: Ipv4Net,
+    bridge: &str,
+    switched: &[&str],
+    table: EgressTable,
+) -> Result<(), NetworkFault> {
     let mut batch = Batch::new(net.addr().into());
     match table {
         EgressTable::Own => {
@@ -36,8 +44,15 @@ pub(crate) fn masquerade(net: Ipv4Net, bridge: &str, table: EgressTable) -> Resu
         EgressTable::New => batch.new_table_exclusively(TABLE),
     }
     batch.new_chain(TABLE, &POSTROUTING);
-    let rule = rule().saddr_in(net).oifname_not(bridge).masquerade();
-    batch.new_rule(TABLE, POSTROUTING.name, rule);
+    batch.new_chain(TABLE, &FORWARD);
+    let leaving = rule().saddr_in(net).oifname_not(bridge).masquerade();
+    batch.new_rule(TABLE, POSTROUTING.name, leaving);
+    let others = || switched.iter().filter(|device| **device != bridge);
+    for from in others() {
+        for to in others().filter(|to| *to != from) {
+            batch.new_rule(TABLE, FORWARD.name, rule().iifname(from).oifname(to).drop());
+        }
+    }
     batch.send().map_err(|error| match error.raw_os_error() {
         Some(libc::EEXIST) => foreign_table(),
         _ => refused(error),
@@ -97,10 +112,10 @@ mod tests {
                 ("10.77.0.0/20", EgressTable::New),
                 ("192.168.0.0/30", EgressTable::Own),
             ] {
-                masquerade(net.parse().unwrap(), "husk0", table).unwrap();
+                masquerade(net.parse().unwrap(), "husk0", &["husk0", "eth0", "eth1"], table).unwrap();
                 assert!(table_exists().unwrap());
             }
-            let again = masquerade("10.77.0.0/20".parse().unwrap(), "husk0", EgressTable::New);
+            let again = masquerade("10.77.0.0/20".parse().unwrap(), "husk0", &[], EgressTable::New);
             assert_eq!(again.unwrap_err().to_string(), foreign_table().to_string());
             remove().unwrap();
             assert!(!table_exists().unwrap());

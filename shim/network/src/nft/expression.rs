@@ -95,6 +95,15 @@ impl Rule {
         ]))
     }
 
+    pub(super) fn drop(self) -> Rule {
+        self.and(Expressions::Immediate(vec![
+            Immediate::DestinationRegister(Register::Verdict),
+            Immediate::Data(DataAttribute::Verdict(vec![VerdictAttribute::Code(
+                Verdict::Other(libc::NF_DROP as u32),
+            )])),
+        ]))
+    }
+
     pub(super) fn masquerade(self) -> Rule {
         self.and(Expressions::Other {
             expression_type: "masq".to_owned(),

@@ -72,8 +72,9 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
         no_ipv6(BRIDGE)?;
     }
     netlink.set_up(link.index, BRIDGE, true)?;
+    forwarding::record(state, link.index)?;
     masquerade(gateway, state)?;
-    forwarding::enable(state, link.index)?;
+    forwarding::enable(state)?;
     Ok(Bridge {
         index: link.index,
         mtu: link.mtu,
@@ -83,14 +84,19 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
 
 /// Adds or replaces Husk's NAT table for `net`.
 fn masquerade(net: Ipv4Net, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
+    let add = |state: &HostState<'_>, table| {
+        let switched = state.done().forwarding.iter();
+        let switched: Vec<&str> = switched.map(|switched| switched.device.as_str()).collect();
+        egress::masquerade(net, BRIDGE, &switched, table)
+    };
     if state.done().table {
-        return egress::masquerade(net, BRIDGE, EgressTable::Own);
+        return add(state, EgressTable::Own);
     }
     if egress::table_exists()? {
         return Err(egress::foreign_table());
     }
     state.change(|done| done.table = true).map_err(save_error())?;
-    let added = egress::masquerade(net, BRIDGE, EgressTable::New);
+    let added = add(state, EgressTable::New);
     if added.is_err() {
         // The transaction failed as a whole, so an existing table is another program's.
         state.change(|done| done.table = false).map_err(save_error())?;

@@ -16,9 +16,9 @@ fn of(device: &str) -> String {
     format!("ipv4/conf/{device}/forwarding")
 }
 
-/// Enables forwarding on `bridge` and on all devices with routes, unless the host forwards anyway. The kernel checks
-/// the device that a packet came in by, in both directions.
-pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), NetworkFault> {
+/// Records on which devices [`enable`] is to enable forwarding: `bridge` and all devices with routes, unless the host
+/// forwards anyway. The kernel checks the device that a packet came in by, in both directions.
+pub(super) fn record(state: &mut HostState<'_>, bridge: u32) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "1")? {
         return Ok(());
     }
@@ -28,16 +28,30 @@ pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), Netwo
         let Ok(device) = device_index::name(index) else {
             continue;
         };
-        let switch = of(&device);
-        if sysctl::is(&switch, "0")? {
+        if sysctl::is(&of(&device), "0")? {
             let switched = ForwardingDevice { device, index };
             let keep = state.change(|done| {
                 done.forwarding.retain(|other| *other != switched);
                 done.forwarding.push(switched);
             });
             keep.map_err(save_error())?;
-            sysctl::set(&switch, "1")?;
         }
+    }
+    Ok(())
+}
+
+/// Enables forwarding on the recorded devices.
+pub(super) fn enable(state: &HostState<'_>) -> Result<(), NetworkFault> {
+    if sysctl::is(ALL, "1")? {
+        return Ok(());
+    }
+    let there = state
+        .done()
+        .forwarding
+        .iter()
+        .filter(|switched| switched.is_there());
+    for switched in there {
+        sysctl::set(&of(&switched.device), "1")?;
     }
     Ok(())
 }

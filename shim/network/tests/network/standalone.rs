@@ -333,6 +333,38 @@ fn forwarding_set_by_others_is_kept() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
+fn the_machine_does_not_route_between_its_networks() {
+    const OTHER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+    let node = Node::new();
+    let other = Netns::create().unwrap();
+    let words = format!("link add up1 type veth peer name far1 netns {}", path(&other));
+    ip(&node.netns, &words);
+    ip(&node.netns, "addr add 198.51.100.2/24 dev up1");
+    ip(&node.netns, "link set up1 up");
+    ip(&other, "addr add 198.51.100.1/24 dev far1");
+    ip(&other, "link set far1 up");
+    ip(&other, "route add default via 198.51.100.2");
+    ip(&node.world, "route add 198.51.100.0/24 via 192.0.2.2");
+
+    let vm = node.start("default/one", Binding::Bridge);
+    assert!(node.forwards("up0") && node.forwards("up1"));
+    let guest = vm.guest();
+    assert_eq!(seen(&guest.netns, &other, OTHER), "198.51.100.2");
+    let listener = other.run(|| TcpListener::bind((OTHER, 0))).unwrap().unwrap();
+    let address = listener.local_addr().unwrap();
+    let reaches = |patience| {
+        let connect = || TcpStream::connect_timeout(&address, patience);
+        node.world.run(connect).unwrap().is_ok()
+    };
+    assert!(!reaches(Duration::from_secs(2)));
+    // That it could be reached without the chain's rules shows that the test would fail.
+    node.nft("flush chain ip husk forward");
+    assert!(reaches(PATIENCE));
+    node.leave(&vm.joined.location);
+}
+
+#[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_bridge_removed_during_setup_leaves_no_sysctl_set() {
     let node = Node::new();
     let joined = node.join("default/one");
