@@ -92,14 +92,18 @@ pub struct DnsConfig {
 impl DnsConfig {
     /// Parses a pod's `resolv.conf`. Missing servers and domains get KubeVirt's defaults.
     pub fn parse(text: &str) -> DnsConfig {
-        let mut found = DnsConfig::read(text);
-        if !found.has_servers() {
-            found.ipv4.push(DEFAULT_DNS);
+        DnsConfig::read(text).or_defaults()
+    }
+
+    /// With KubeVirt's defaults for missing servers and domains.
+    pub(super) fn or_defaults(mut self) -> DnsConfig {
+        if !self.has_servers() {
+            self.ipv4.push(DEFAULT_DNS);
         }
-        if found.search.is_empty() {
-            found.search.push(DEFAULT_DOMAIN.to_owned());
+        if self.search.is_empty() {
+            self.search.push(DEFAULT_DOMAIN.to_owned());
         }
-        found
+        self
     }
 
     pub fn has_servers(&self) -> bool {

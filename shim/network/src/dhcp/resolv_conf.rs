@@ -14,10 +14,10 @@ const MAX_FILE: u64 = 64 << 10;
 const NETNS_DIRS: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
 impl DnsConfig {
-    /// Reads a pod's `resolv.conf`.
+    /// Reads a pod's `resolv.conf`. Missing servers and domains get KubeVirt's defaults.
     #[must_use]
     pub fn from_resolv_conf(resolv_conf: &Path) -> DnsConfig {
-        without_loopback(DnsConfig::read(&text(resolv_conf)))
+        without_loopback(DnsConfig::read(&text(resolv_conf))).or_defaults()
     }
 
     /// DNS configuration for guests in a network namespace: `/etc/netns/NAME/resolv.conf` if `ip netns` names the
@@ -88,6 +88,14 @@ mod tests {
         assert!(resolver.ipv6.is_empty());
         assert_eq!(resolver.search, ["example.org"]);
         assert!(!without_loopback(DnsConfig::read("nameserver 127.0.0.1\n")).has_servers());
+    }
+
+    #[test]
+    fn a_pod_with_servers_on_loopback_only_gets_kubevirts_defaults() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "nameserver 127.0.0.53\n").unwrap();
+        let resolver = DnsConfig::from_resolv_conf(file.path());
+        assert_eq!(resolver, DnsConfig::parse(""));
     }
 
     #[test]
