@@ -143,9 +143,9 @@ pub fn refused_interface_changes_nothing() {
     };
     for ((name, device, mac), code, why) in [
         (
-            ("Blue", "", ""),
+            ("blue!", "", ""),
             Code::InvalidArgument,
-            "the interface's name \"Blue\" must be at most 63 lower-case letters, digits and '-'".to_owned(),
+            "the interface's name \"blue!\" must be at most 253 letters, digits, '-' and '_'".to_owned(),
         ),
         (
             ("blue", "", "x"),

@@ -19,14 +19,16 @@ use crate::monitor::vm_config::{self, OpenNic};
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
 
+/// Limit for an interface's name, in bytes. A manifest has none.
+const MAX_NAME: usize = 253;
 /// Maximum time for the VMM to add a NIC or to set its link state.
 const AT_ONCE: Duration = Duration::from_secs(30);
 impl InterfacesActor {
     pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), VmError> {
         let AddInterfaceRequest { name, device, mac } = request;
-        if !is_label(&name) {
+        if !is_name(&name) {
             let text = format!(
-                "the interface's name {name:?} must be at most 63 lower-case letters, digits and '-'"
+                "the interface's name {name:?} must be at most {MAX_NAME} letters, digits, '-' and '_'"
             );
             return Err(VmError::invalid_argument(text));
         }
@@ -210,11 +212,8 @@ impl VmmConnection {
     }
 }
 
-/// True for a DNS label, which interface names in manifests are.
-fn is_label(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&name.len())
-        && name.bytes().all(plain)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
+/// True for a name that an interface may have in a manifest.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
 }
