@@ -6,9 +6,10 @@ use uapi_version::strverscmp;
 
 use crate::disk::{FileRef, PartitionedDisk};
 use crate::pattern;
+use crate::selected_entry::MAX_INITRDS;
 
-/// Entry files read from one directory.
-const MAX_ENTRIES: usize = 256;
+/// Entry files read of a disk.
+pub(crate) const MAX_ENTRIES: usize = 256;
 /// Largest entry file read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
@@ -51,7 +52,10 @@ impl Entry {
                 "linux" => &mut entry.linux,
                 "initrd" => {
                     // Fedora puts several on a line, some of them variables.
-                    entry.initrds.extend(value.split_whitespace().map(str::to_owned));
+                    // One more than allowed says that there are too many.
+                    let left = (MAX_INITRDS + 1).saturating_sub(entry.initrds.len());
+                    let paths = value.split_whitespace().take(left);
+                    entry.initrds.extend(paths.map(str::to_owned));
                     continue;
                 }
                 "options" => {
@@ -147,7 +151,7 @@ pub(crate) fn newest_first(entries: &mut [Entry]) {
 }
 
 /// Index of the entry that `loader.conf` makes the default: the first that matches its pattern, else the first.
-pub(crate) fn default(entries: &[Entry], loader_conf: &str) -> Option<usize> {
+pub(crate) fn default(entries: &[&Entry], loader_conf: &str) -> Option<usize> {
     let setting = |key| {
         loader_conf
             .lines()
@@ -186,6 +190,8 @@ mod tests {
         );
         assert_eq!(e.initrds, ["/a", "/b", "/c"]);
         assert_eq!(e.options, "root=x quiet");
+        let e = entry("a.conf", &format!("initrd {}\n", "a ".repeat(30_000)).repeat(2));
+        assert_eq!(e.initrds.len(), MAX_INITRDS + 1);
     }
 
     #[test]
@@ -205,6 +211,7 @@ mod tests {
     #[test]
     fn the_default_is_a_pattern() {
         let entries = [entry("m-6.10.conf", ""), entry("m-6.9.conf", "")];
+        let entries = entries.each_ref();
         let id = |conf| entries[default(&entries, conf).unwrap()].id.as_str();
         assert_eq!(id("timeout 3\ndefault m-6.9*\n"), "m-6.9");
         assert_eq!(id("default m-6.9.conf"), "m-6.9");

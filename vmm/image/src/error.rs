@@ -94,6 +94,16 @@ impl fmt::Display for FindError {
 
 impl std::error::Error for FindError {}
 
+/// At most `most` bytes of a text that the disk chose, for a message.
+pub(crate) fn shortened(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let end = (0..=most).rfind(|&end| text.is_char_boundary(end));
+        text.truncate(end.unwrap_or(0));
+        text.push('…');
+    }
+    text
+}
+
 /// Formats a size in binary units.
 struct Size(u64);
 

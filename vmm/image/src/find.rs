@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::bls;
 use crate::disk::{FileRef, PartitionedDisk};
 use crate::entry::BootEntry;
-use crate::error::FindError;
+use crate::error::{FindError, shortened};
 use crate::grub;
 use crate::selected_entry::{MAX_COMMAND_LINE, MAX_INITRDS, SelectedEntry};
 use crate::source::{Budget, Extent, ReadAt};
@@ -14,6 +14,8 @@ use crate::source::{Budget, Extent, ReadAt};
 const BUDGET: u64 = 1 << 30;
 /// Boot configurations tried.
 const MAX_CONFIGS: usize = 64;
+/// Longest text of a disk in a message, in bytes.
+const MAX_TEXT: usize = 1024;
 /// Paths of GRUB's configuration, on the root filesystem or a separate /boot.
 const GRUB_CONFIGS: [&str; 4] = [
     "/boot/grub/grub.cfg",
@@ -51,7 +53,8 @@ pub(crate) fn find_within(disk: Arc<dyn ReadAt>, budget: u64) -> Result<BootEntr
                 Ok(entry) => Some(entry),
                 Err(why) => {
                     tracing::debug!(candidate = candidate.name(), %why, "boot configuration rejected");
-                    attempts.push((candidate.volume(), format!("{}: {why}", candidate.name())));
+                    let why = format!("{}: {}", candidate.name(), shortened(why, MAX_TEXT));
+                    attempts.push((candidate.volume(), why));
                     None
                 }
             }
@@ -164,6 +167,9 @@ fn select_bls_entry(disk: &PartitionedDisk, dirs: &[FileRef]) -> Result<Selected
     let mut entries = Vec::new();
     for dir in dirs {
         entries.extend(bls::entries(disk, dir).into_iter().map(|e| (e, dir.clone())));
+        if entries.len() >= bls::MAX_ENTRIES {
+            break;
+        }
     }
     // Stable, and each directory's are sorted already.
     entries.sort_by(|(a, _), (b, _)| bls::order(a, b));
@@ -174,7 +180,7 @@ fn select_bls_entry(disk: &PartitionedDisk, dirs: &[FileRef]) -> Result<Selected
         })
         .ok()
     });
-    let plain: Vec<bls::Entry> = entries.iter().map(|(e, _)| e.clone()).collect();
+    let plain: Vec<&bls::Entry> = entries.iter().map(|(e, _)| e).collect();
     let index = bls::default(&plain, &loader.unwrap_or_default()).ok_or("no entry boots Linux on x86-64")?;
     let (entry, dir) = &entries[index];
     let what = format!("entry '{}'", entry.name());
@@ -198,8 +204,10 @@ fn select_bls_entry(disk: &PartitionedDisk, dirs: &[FileRef]) -> Result<Selected
     })
 }
 
-/// Rejects entries beyond the limits of the kernel.
+/// Rejects entries beyond the limits of the kernel, and shortens texts for people.
 fn check(mut plan: SelectedEntry) -> Result<SelectedEntry, String> {
+    plan.title = shortened(plan.title, MAX_TEXT);
+    plan.source = shortened(plan.source, MAX_TEXT);
     if plan.initrds.len() > MAX_INITRDS {
         return Err(format!("it has more than {MAX_INITRDS} initrds"));
     }

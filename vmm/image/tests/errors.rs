@@ -123,6 +123,22 @@ fn the_error_gives_the_reason_for_a_rejected_configuration() {
 }
 
 #[test]
+fn the_error_is_short_whatever_a_script_looks_for() {
+    let numbers: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+    let script = format!(
+        "set x={}\nfor i in {}; do search -l $x; done\n",
+        "x".repeat(60_000),
+        numbers.join(" ")
+    );
+    let text = error(ext4(&[("/boot/grub/grub.cfg", script.as_bytes())]));
+    assert!(
+        text.contains("it looked for a filesystem with label xxx"),
+        "{text}"
+    );
+    assert!(text.len() < 4096, "{} bytes", text.len());
+}
+
+#[test]
 fn the_error_names_an_unsupported_filesystem() {
     let mut xfs = vec![0; 1 << 20];
     xfs[..4].copy_from_slice(b"XFSB");

@@ -5,9 +5,13 @@ use super::script::Block;
 use super::{environment, test};
 use crate::bls;
 use crate::disk::FileRef;
+use crate::error::shortened;
 
 /// Work units of a command that accesses the disk.
 const DISK_WORK: usize = 100;
+/// What was looked for in vain: how much of it is kept, and how long it may be in bytes.
+const MAX_FAILED: usize = 8;
+const MAX_TEXT: usize = 200;
 
 impl Interpreter<'_> {
     /// Runs a GRUB command. Commands for graphics, modules and hardware do nothing.
@@ -63,11 +67,7 @@ impl Interpreter<'_> {
                         self.configure(&file).map(|()| true)
                     }
                     Some(file) => {
-                        self.failed_searches.push(format!(
-                            "{} on {}",
-                            file.path,
-                            self.disk.describe(file.volume)
-                        ));
+                        self.note_failed(format!("{} on {}", file.path, self.disk.describe(file.volume)));
                         Ok(false)
                     }
                     None => Ok(false),
@@ -197,12 +197,19 @@ impl Interpreter<'_> {
                 Ok(true)
             }
             None => {
-                self.failed_searches.push(format!(
+                self.note_failed(format!(
                     "a filesystem with {} {wanted}",
                     by.trim_start_matches("fs_")
                 ));
                 Ok(false)
             }
+        }
+    }
+
+    /// Keeps what was looked for in vain, for a message. A script may look for any number of things.
+    fn note_failed(&mut self, what: String) {
+        if self.failed_searches.len() < MAX_FAILED {
+            self.failed_searches.push(shortened(what, MAX_TEXT));
         }
     }
 
@@ -243,7 +250,7 @@ impl Interpreter<'_> {
             .chain(usual)
             .map(|dir| (bls::entries(self.disk, &dir), dir.volume));
         let Some((mut entries, volume)) = found.into_iter().find(|(entries, _)| !entries.is_empty()) else {
-            self.failed_searches.push(format!(
+            self.note_failed(format!(
                 "entries in /loader/entries on {}",
                 self.disk.describe(volume)
             ));
