@@ -16,6 +16,8 @@ const KERNEL_IMAGE_SIZE: u64 = 1 << 30;
 const KASLR_FLAG: u8 = 1 << 1;
 /// File offset of the first segment in Linux's builds. A kernel unpacked this far below its base need not be moved.
 const FIRST_SEGMENT: u64 = 2 << 20;
+/// Limit for the relocations of a kernel, in bytes; Debian's have about one MiB.
+const MAX_RELOCATIONS: usize = 32 << 20;
 
 /// Random numbers for the physical and the virtual base address.
 pub(super) type KaslrSeed = [u64; 2];
@@ -196,18 +198,21 @@ struct Relocations {
 impl Relocations {
     /// Parses lists of sign-extended addresses, each after a zero: 64-bit, inverse 32-bit (until Linux 6.14), 32-bit.
     fn parse(appended: &[u8], linked: &Range<u64>) -> Option<Self> {
-        if !appended.len().is_multiple_of(4) {
+        if !appended.len().is_multiple_of(4) || appended.len() > MAX_RELOCATIONS {
             return None;
         }
         let mut lists: Vec<Vec<usize>> = Vec::new();
         for word in appended.chunks_exact(4) {
             let word = i32::from_le_bytes(word.try_into().ok()?);
             if word == 0 {
+                if lists.len() == 3 {
+                    return None;
+                }
                 lists.push(Vec::new());
                 continue;
             }
             let target = (i64::from(word) as u64).wrapping_sub(START_KERNEL_MAP);
-            if target < linked.start || target >= linked.end - 8 || lists.len() > 3 {
+            if target < linked.start || target >= linked.end - 8 {
                 return None;
             }
             lists.last_mut()?.push((target - linked.start) as usize);
