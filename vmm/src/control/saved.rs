@@ -22,7 +22,7 @@ use crate::ram::{DirtyPages, MemoryFile, PageMap};
 /// Version of the document. It grows with each change that an older husk-vmm would misread.
 const VERSION: u32 = 1;
 /// Maximum size of a document in bytes. A vCPU takes about 30 KiB, a disk less than 1 KiB.
-const MAX_DOCUMENT: u64 = 256 << 20;
+const MAX_DOCUMENT: u64 = 64 << 20;
 
 /// The state of a VM.
 #[derive(Debug, Serialize, Deserialize)]
