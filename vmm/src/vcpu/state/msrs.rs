@@ -18,11 +18,16 @@ pub(super) const MTRR_DEF_TYPE: u32 = 0x2ff;
 /// Miscellaneous features.
 pub(super) const MISC_ENABLE: u32 = 0x1a0;
 
+/// Debug control; Linux has it trap bus locks.
+const DEBUG_CONTROL: u32 = 0x1d9;
+
 /// Maximum number of MSRs in one ioctl.
 const BATCH: usize = 256;
 
-/// MSRs that guests write and KVM does not list: MTRRs and the banks of machine checks.
-const UNLISTED: [RangeInclusive<u32>; 6] = [
+/// MSRs that guests write and KVM does not list: debug control, which some versions list, MTRRs and the banks of machine
+/// checks.
+const UNLISTED: [RangeInclusive<u32>; 7] = [
+    DEBUG_CONTROL..=DEBUG_CONTROL,
     0x200..=0x20f,
     0x250..=0x250,
     0x258..=0x259,
