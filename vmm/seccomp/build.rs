@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         writeln!(text, "        ],")?;
     }
     text.push_str("    }\n}\n");
+    writeln!(text, "const OWN_PROCESS: u32 = {};", tables::OWN_PROCESS)?;
     fs::write(Path::new(&env::var("OUT_DIR")?).join("programs.rs"), text)?;
     for file in [
         "build.rs",

@@ -1,7 +1,7 @@
 //! Seccomp filters for the threads of the VMM, and for the process that converts images: one for each [`ThreadRole`].
 //!
 //! The lists are in `tables.rs`. The build script compiles them with seccompiler into constants, so that a thread only
-//! has to load its filter, and the filters use no memory except that of the program file. A call that is not listed
+//! has to put the number of its process into its filter and load it. A call that is not listed
 //! kills the process (SIGSYS); a few that programs can do without fail with an error number.
 //!
 //! # Filters of a thread
@@ -52,10 +52,22 @@ pub fn install(role: ThreadRole) {
     if testing::are_filters_off() {
         return;
     }
-    if let Err(error) = apply_filter(program(role)) {
+    if let Err(error) = apply_filter(&of_this_process(program(role))) {
         tracing::error!(%error, ?role, "cannot install the seccomp filter");
         std::process::abort();
     }
+}
+
+/// The program, in which the number of this process takes the place of [`OWN_PROCESS`].
+fn of_this_process(program: &[sock_filter]) -> Vec<sock_filter> {
+    let own = std::process::id();
+    let mut program = program.to_vec();
+    for instruction in &mut program {
+        if instruction.k == OWN_PROCESS {
+            instruction.k = own;
+        }
+    }
+    program
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ use libc::{
 
 use crate::role::ThreadRole;
 
+/// Stands for the number of the process that installs a filter. No process has it, nor does any other condition.
+pub const OWN_PROCESS: c_int = 0x7e5f_a11e;
+
 /// An allowed system call with conditions on its arguments. Several entries of the same call are alternatives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedSyscall {
@@ -145,7 +148,7 @@ const RUNTIME: &[AllowedSyscall] = &[
     when(SYS_rt_sigaction, is(0, libc::SIGBUS)),
     // abort(3)
     when(SYS_rt_sigaction, is(0, libc::SIGABRT)),
-    when(SYS_tgkill, is(2, libc::SIGABRT)),
+    both(SYS_tgkill, is(0, OWN_PROCESS), is(2, libc::SIGABRT)),
     any(SYS_getpid),
     any(SYS_gettid),
     // Builds with debug assertions look whether a descriptor is open before they close it.
@@ -308,7 +311,7 @@ const KVM_MACHINE: &[AllowedSyscall] = &[
     ioctl(0x8208_ae63), // KVM_SET_IRQCHIP
     ioctl(0x4020_ae46), // KVM_SET_USER_MEMORY_REGION
     ioctl(0x4010_ae42), // KVM_GET_DIRTY_LOG
-    when(SYS_tgkill, is(2, KICK_SIGNAL)),
+    both(SYS_tgkill, is(0, OWN_PROCESS), is(2, KICK_SIGNAL)),
 ];
 
 /// Tap settings made by the driver, and attaching the tap to vhost.

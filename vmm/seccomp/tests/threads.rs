@@ -78,6 +78,24 @@ fn forbidden_calls_kill_the_process() {
 }
 
 #[test]
+fn signals_reach_the_own_process_only() {
+    // SAFETY: getpid and gettid have no preconditions.
+    let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+    let signal_parent = |signal: c_int| [process as usize, thread as usize, signal as usize, 0];
+    for role in ThreadRole::ALL {
+        for signal in [libc::SIGABRT, libc::SIGRTMIN()] {
+            assert_eq!(
+                asks(role, libc::SYS_tgkill, signal_parent(signal)),
+                KILLED,
+                "{role:?} {signal}"
+            );
+        }
+        let aborted = child(role, || std::process::abort());
+        assert_eq!(aborted, End::Signal(libc::SIGABRT), "{role:?}");
+    }
+}
+
+#[test]
 fn dispensable_calls_are_refused() {
     for role in ThreadRole::ALL {
         for (number, expected) in [
@@ -211,13 +229,17 @@ fn threads_that_close_images_may_write_them() {
 #[test]
 fn only_the_machines_thread_kicks() {
     for role in ThreadRole::ALL {
-        let kick = [usize::MAX, usize::MAX, libc::SIGRTMIN() as usize, 0];
+        // No thread has the number -1.
+        let kick = || {
+            let own = std::process::id() as usize;
+            errno(libc::SYS_tgkill, [own, usize::MAX, libc::SIGRTMIN() as usize, 0])
+        };
         let expected = if role == ThreadRole::Machine {
             End::Status(libc::EINVAL)
         } else {
             KILLED
         };
-        assert_eq!(asks(role, libc::SYS_tgkill, kick), expected, "{role:?}");
+        assert_eq!(child(role, kick), expected, "{role:?}");
         assert_eq!(asks(role, libc::SYS_tgkill, [1, 1, 9, 0]), KILLED, "{role:?}");
     }
 }
