@@ -214,8 +214,9 @@ impl VmiActor {
         }
     }
 
-    /// A VMI without a pod that runs under Husk. The pod starts, or is not Husk's: then the VMI is never written.
-    async fn without_husk(&mut self, vmi: &Vmi) -> Next {
+    /// A VMI without a pod that runs under Husk. The pod starts, or the node was reset, or the pod is not Husk's: then the
+    /// VMI is never written.
+    async fn without_husk(&mut self, vmi: &Arc<Vmi>) -> Next {
         if self.pod.is_some()
             || !matches!(vmi.phase(), "Scheduled" | "Running")
             || vmi.pods_on(&self.node).is_empty()
@@ -228,6 +229,11 @@ impl VmiActor {
             };
         }
         let since = *self.without_pod.get_or_insert_with(Instant::now);
+        if since.elapsed() >= FOREIGN_TIMEOUT && vmi.ran_under_husk() {
+            // Directories and records do not outlive a reset of the node, and the kubelet starts no container again.
+            let pause = self.write(vmi, &PodState::Lost).await.err();
+            return Next::After(pause.unwrap_or(LOOK_INTERVAL));
+        }
         let name = format!("{}/{}", vmi.namespace(), vmi.name());
         if since.elapsed() >= FOREIGN_TIMEOUT && self.foreign.insert(&name) {
             warn!(vmi = name, "the launcher pod does not run under Husk");

@@ -7,6 +7,9 @@ use serde_json::Value;
 /// Grace period of a VMI that sets none, in seconds.
 const DEFAULT_GRACE: u64 = 30;
 
+/// Reason of a condition that Husk's agent alone writes, from the first status on.
+pub const HUSK_REASON: &str = "HuskNotLiveMigratable";
+
 /// The resource of VMIs in the API.
 pub fn resource() -> ApiResource {
     let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
@@ -63,6 +66,13 @@ impl Vmi {
     /// Its phase never changes again.
     pub fn is_final(&self) -> bool {
         matches!(self.phase(), "Succeeded" | "Failed")
+    }
+
+    /// An agent of Husk has written its status: its VM was in a pod of Husk's.
+    pub fn ran_under_husk(&self) -> bool {
+        let conditions = self.status()["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.any(|condition| condition["reason"] == HUSK_REASON)
     }
 
     /// It is being deleted.

@@ -347,6 +347,28 @@ async fn pod_that_is_not_husks_is_left_alone() {
 }
 
 #[tokio::test]
+async fn vm_of_a_node_that_was_reset_is_failed() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let agent = node.agent();
+    node.until_phase("vm", "Running").await;
+    agent.abort();
+    drop(shim);
+    // A reset removes what is in /run.
+    for entry in std::fs::read_dir(node.dir.path()).unwrap() {
+        std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    let (_agent, foreign) = node.agent_with_foreign();
+    node.until_phase("vm", "Failed").await;
+    assert!(foreign.borrow().is_empty());
+    let events = node.api.events("vm");
+    assert!(
+        !events.iter().any(|event| event.starts_with("ForeignLauncher")),
+        "{events:?}"
+    );
+}
+
+#[tokio::test]
 async fn restarted_agent_takes_over_a_vm_without_a_write() {
     let node = Node::new();
     let shim = node.schedule("vm");

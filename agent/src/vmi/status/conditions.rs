@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{Observed, time};
+use crate::vmi::object::HUSK_REASON;
 use crate::vmi::pod::PodState;
 
 const NOT_MIGRATABLE: &str = "cannot migrate VMI: Husk does not support live migration";
@@ -44,7 +45,7 @@ pub fn update(status: &mut Value, observed: &Observed<'_>) {
         return;
     };
     for (kind, reason) in [
-        ("LiveMigratable", "HuskNotLiveMigratable"),
+        ("LiveMigratable", HUSK_REASON),
         ("StorageLiveMigratable", "NotMigratable"),
     ] {
         let condition = Condition {
