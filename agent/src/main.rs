@@ -20,6 +20,7 @@ use husk_agent::rest::{self, VsockCertificateDir};
 use husk_agent::service::CertificateFiles;
 use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
 use kube::{Client, Config};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -119,6 +120,10 @@ fn main() -> ExitCode {
         true => log.json().init(),
         false => log.init(),
     }
+    // Consoles, vsock streams and shims take descriptors. Without more the agent works for fewer of them.
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    let _ = setrlimit(Resource::Nofile, files);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ran = match runtime {
         Ok(runtime) => {

@@ -22,12 +22,14 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::event::{EventSender, Kind};
-use crate::service::{Service, TlsSettings};
+use crate::service::{Place, Places, Service, TlsSettings};
 use crate::vmi::{RunningVm, VmiFinder};
 pub use vsock::VsockCertificateDir;
 
 /// Connections at the same time. Others wait.
 const MAX_CONNECTIONS: usize = 1024;
+/// Consoles and vsock streams of one VMI at the same time. Their connections do not count as such any more.
+const MAX_STREAMS: usize = 64;
 /// Maximum time of a call to a shim. virt-api waits ten seconds for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -40,6 +42,8 @@ struct Context {
     vmis: VmiFinder,
     events: EventSender,
     vsock: VsockCertificateDir,
+    /// Streams by UID of the VMI.
+    streams: Places<String>,
 }
 
 /// An error for virt-api.
@@ -75,7 +79,7 @@ pub async fn serve(
 ) {
     let service = Service {
         name: "REST",
-        router: router(Context { vmis, events, vsock }),
+        router: router(Context::new(vmis, events, vsock)),
         connections: MAX_CONNECTIONS,
         // All are of virt-api.
         connections_per_peer: MAX_CONNECTIONS,
@@ -115,6 +119,24 @@ fn router(context: Context) -> Router {
 }
 
 impl Context {
+    fn new(vmis: VmiFinder, events: EventSender, vsock: VsockCertificateDir) -> Context {
+        Context {
+            vmis,
+            events,
+            vsock,
+            streams: Places::new(MAX_STREAMS),
+        }
+    }
+
+    /// Reserves a place for a stream of the VM.
+    fn stream(&self, vm: &RunningVm) -> Result<Place<String>, Error> {
+        let place = self.streams.take(vm.vmi.uid().to_owned());
+        place.ok_or_else(|| {
+            let text = format!("the VMI has {MAX_STREAMS} consoles and vsock streams: end some");
+            Error(StatusCode::TOO_MANY_REQUESTS, text)
+        })
+    }
+
     /// The running VM of the VMI of that name.
     async fn find(&self, Path((namespace, name)): Target) -> Result<RunningVm, Error> {
         let found = self.vmis.find(namespace, name.clone()).await;

@@ -21,9 +21,9 @@ pub fn routes(vmi: Value, shim: Channel) -> Option<Router> {
     let api = tower::service_fn(|_: Request<Body>| async {
         Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec())))
     });
-    Some(router(Context {
-        vmis: VmiFinder::of_one(vmi, shim),
-        events: EventSender::new(Client::new(api, "default"), "node".to_owned()),
-        vsock: VsockCertificateDir("/nonexistent".into()),
-    }))
+    Some(router(Context::new(
+        VmiFinder::of_one(vmi, shim),
+        EventSender::new(Client::new(api, "default"), "node".to_owned()),
+        VsockCertificateDir("/nonexistent".into()),
+    )))
 }

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::watching::stopped;
-use places::PeerPlaces;
+pub use places::{Place, Places};
 pub use tls::{CertificateFiles, TlsSettings};
 
 /// Maximum time of a TLS handshake.
@@ -53,7 +53,7 @@ impl Service {
         mut stop: watch::Receiver<bool>,
     ) {
         let places = Arc::new(Semaphore::new(self.connections));
-        let peers = PeerPlaces::new(self.connections_per_peer);
+        let peers = Places::new(self.connections_per_peer);
         let (service, lifetime) = (self.name, self.lifetime);
         loop {
             let place = tokio::select! {
@@ -69,7 +69,8 @@ impl Service {
             };
             match connection {
                 Ok((stream, peer)) => {
-                    let Some(peer_place) = peers.take(peer.ip()) else {
+                    // The socket may be for IPv6 and IPv4.
+                    let Some(peer_place) = peers.take(peer.ip().to_canonical()) else {
                         debug!(service, %peer, "the peer has too many connections");
                         continue;
                     };

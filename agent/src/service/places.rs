@@ -1,55 +1,62 @@
-//! Places of connections, limited for each address: nobody can take those of all others.
+//! Places of connections, limited for each owner, such as an address: nobody can take those of all others.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The number of connections of each address.
-#[derive(Debug, Clone)]
-pub(super) struct PeerPlaces {
+/// The number of connections of each owner.
+#[derive(Debug)]
+pub struct Places<K> {
     limit: usize,
-    taken: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    taken: Arc<Mutex<HashMap<K, usize>>>,
 }
 
 /// The place of one connection.
 #[derive(Debug)]
-pub(super) struct PeerPlace {
-    places: PeerPlaces,
-    peer: IpAddr,
+pub struct Place<K: Eq + Hash> {
+    places: Places<K>,
+    owner: K,
 }
 
-impl PeerPlaces {
-    /// At most `limit` places for each address.
-    pub(super) fn new(limit: usize) -> PeerPlaces {
-        PeerPlaces {
+impl<K> Clone for Places<K> {
+    fn clone(&self) -> Self {
+        Places {
+            limit: self.limit,
+            taken: Arc::clone(&self.taken),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Places<K> {
+    /// At most `limit` places for each owner.
+    pub fn new(limit: usize) -> Places<K> {
+        Places {
             limit,
             taken: Arc::default(),
         }
     }
 
-    /// Reserves a place for a connection; `None` if `peer` is at its limit.
-    pub(super) fn take(&self, peer: IpAddr) -> Option<PeerPlace> {
-        // The socket may be for IPv6 and IPv4.
-        let peer = peer.to_canonical();
+    /// Reserves a place for a connection; `None` if `owner` is at its limit.
+    pub fn take(&self, owner: K) -> Option<Place<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = taken.get(&peer).copied().unwrap_or(0);
+        let count = taken.get(&owner).copied().unwrap_or(0);
         if count >= self.limit {
             return None;
         }
-        taken.insert(peer, count + 1);
-        Some(PeerPlace {
+        taken.insert(owner.clone(), count + 1);
+        Some(Place {
             places: self.clone(),
-            peer,
+            owner,
         })
     }
 }
 
-impl Drop for PeerPlace {
+impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        match taken.get_mut(&self.peer) {
+        match taken.get_mut(&self.owner) {
             Some(count) if *count > 1 => *count -= 1,
-            _ => drop(taken.remove(&self.peer)),
+            _ => drop(taken.remove(&self.owner)),
         }
     }
 }
@@ -59,17 +66,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_a_limit_of_connections() {
-        let places = PeerPlaces::new(2);
-        let (one, mapped, other) = ("10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2");
-        let take = |peer: &str| places.take(peer.parse().unwrap());
-        let first = take(one).unwrap();
-        let _second = take(mapped).unwrap();
-        assert!(take(one).is_none());
-        let last = take(other).unwrap();
+    fn each_owner_has_a_limit_of_connections() {
+        let places = Places::new(2);
+        let first = places.take("one").unwrap();
+        let _second = places.take("one").unwrap();
+        assert!(places.take("one").is_none());
+        let last = places.take("other").unwrap();
         drop(first);
-        let _third = take(one).unwrap();
-        assert!(take(mapped).is_none());
+        let _third = places.take("one").unwrap();
+        assert!(places.take("one").is_none());
         drop(last);
         assert_eq!(places.taken.lock().unwrap().len(), 1);
     }

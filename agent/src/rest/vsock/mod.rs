@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
@@ -42,6 +43,7 @@ pub async fn vsock(
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Error> {
     let vm = context.find(target).await?;
+    let place = context.stream(&vm)?;
     let cid = cid(&vm.vmi)?;
     let port = port(parameters.get("port").map_or("", String::as_str))?;
     let with_tls = boolean(parameters.get("tls").map_or("", String::as_str))?;
@@ -53,13 +55,20 @@ pub async fn vsock(
         Err(_) => return Err(Error::failed(format!("port {port} of CID {cid} does not answer"))),
     };
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MAX_MESSAGE);
-    Ok(upgrade.on_upgrade(async move |socket| copy(socket, stream).await))
+    Ok(upgrade.on_upgrade(async move |socket| {
+        copy(socket, stream).await;
+        drop(place);
+    }))
 }
 
 /// The guest's CID of this node.
 fn cid(vmi: &Vmi) -> Result<u32, Error> {
     if vmi.spec()["domain"]["devices"]["autoattachVSOCK"] != true {
         return Err(Error::bad("VM doesn't have VSOCK enabled"));
+    }
+    // Before it runs, the CID may be that of another VM: anyone who creates a VMI writes its first status.
+    if vmi.phase() != "Running" {
+        return Err(Error(StatusCode::CONFLICT, "VMI is not running".to_owned()));
     }
     let cid = vmi.status()["VSOCKCID"].as_u64();
     let cid = cid.filter(|cid| GUEST_CIDS.contains(cid)).map(u32::try_from);
@@ -144,7 +153,8 @@ mod tests {
     use super::*;
 
     fn vmi(enabled: bool, cid: Value) -> Vmi {
-        let resource = crate::vmi::testing::scheduled("vm");
+        let mut resource = crate::vmi::testing::scheduled("vm");
+        resource["status"]["phase"] = json!("Running");
         let mut vmi: DynamicObject = serde_json::from_value(resource).unwrap();
         vmi.data["spec"]["domain"]["devices"]["autoattachVSOCK"] = json!(enabled);
         vmi.data["status"]["VSOCKCID"] = cid;
@@ -156,6 +166,9 @@ mod tests {
         assert_eq!(cid(&vmi(true, json!(1234))).unwrap(), 1234);
         assert_eq!(cid(&vmi(true, json!(u32::MAX - 1))).unwrap(), u32::MAX - 1);
         assert_eq!(cid(&vmi(false, json!(1234))).unwrap_err().0, 400);
+        let mut scheduled = vmi(true, json!(1234));
+        scheduled.0.data["status"]["phase"] = json!("Scheduled");
+        assert_eq!(cid(&scheduled).unwrap_err().0, 409);
         for other in [
             Value::Null,
             json!(0),
