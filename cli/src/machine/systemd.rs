@@ -22,10 +22,10 @@ pub(crate) struct Systemd {
     user: bool,
 }
 
-/// A unit that systemd has loaded.
+/// A unit of systemd's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Unit {
-    /// `ActiveState`: `active`, `activating`, `deactivating`, `inactive` or `failed`.
+    /// `ActiveState`: `active`, `activating`, `deactivating`, `inactive` or `failed`; empty if the unit is not loaded.
     pub active: String,
     /// The last `STATUS=` of the service.
     pub text: String,
@@ -41,6 +41,11 @@ impl Unit {
     /// True if its process runs, or is about to.
     pub(crate) fn runs(&self) -> bool {
         matches!(self.active.as_str(), "active" | "activating" | "reloading")
+    }
+
+    /// True if its process has ended, or never ran. systemd unloads such a unit unless it has failed or is enabled.
+    pub(crate) fn is_inactive(&self) -> bool {
+        matches!(self.active.as_str(), "" | "inactive")
     }
 
     /// True if its process is ending.

@@ -140,15 +140,16 @@ impl Waits {
 
 /// The progress of a VM that starts.
 fn start_step(status: &status::VmStatus, unit: &Unit) -> Step {
-    // With a job it is between its end and its next start.
-    let active = if unit.has_job { "" } else { unit.active.as_str() };
     match status.printable.as_str() {
         "Running" | "Paused" => Step::Done(status.printable.to_ascii_lowercase()),
-        "Stopped" if active == "failed" => Step::Failed(match status.message.as_str() {
-            "" => "it has failed: `journalctl` has the log of its unit".to_owned(),
-            message => message.to_owned(),
-        }),
-        "Stopped" if active == "inactive" => Step::Done("has ended".to_owned()),
+        // With a job it is between its end and its next start.
+        "Stopped" if !unit.has_job && unit.active == "failed" => {
+            Step::Failed(match status.message.as_str() {
+                "" => "it has failed: `journalctl` has the log of its unit".to_owned(),
+                message => message.to_owned(),
+            })
+        }
+        "Stopped" if !unit.has_job && unit.is_inactive() => Step::Done("has ended".to_owned()),
         "Stopped" | "Starting" | "Provisioning" | "Stopping" | "Unknown" => {
             Step::Busy(match status.message.as_str() {
                 "" => "starting".to_owned(),
@@ -227,15 +228,21 @@ mod tests {
             ready: false,
             message: String::new(),
         };
-        let step = |has_job| {
+        let step = |active: &str, has_job| {
             let unit = Unit {
-                active: "inactive".to_owned(),
+                active: active.to_owned(),
                 has_job,
                 ..Unit::default()
             };
             start_step(&status, &unit)
         };
-        assert!(matches!(step(true), Step::Busy(text) if text == "starting"));
-        assert!(matches!(step(false), Step::Done(text) if text == "has ended"));
+        for active in ["inactive", "failed"] {
+            assert!(matches!(step(active, true), Step::Busy(text) if text == "starting"));
+        }
+        assert!(matches!(step("failed", false), Step::Failed(_)));
+        // systemd does not list a unit that it has unloaded.
+        for active in ["inactive", ""] {
+            assert!(matches!(step(active, false), Step::Done(text) if text == "has ended"));
+        }
     }
 }
