@@ -82,16 +82,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     if let Some(systemd) = systemd
-        && !machine
-            .objects
-            .read()?
-            .objects
-            .iter()
-            .any(|object| object.key.kind.is_vm())
+        && !has_vm(&machine)?
     {
         unit::remove(systemd)?;
     }
     done
+}
+
+/// True if a VM is left that needs the unit file. One whose file cannot be read may run.
+fn has_vm(machine: &Machine) -> Result<bool, Failure> {
+    let vms = machine.objects.read_kinds(Kind::is_vm)?;
+    Ok(!vms.objects.is_empty() || !vms.damaged.is_empty())
 }
 
 fn exists(machine: &Machine, target: &Target) -> bool {
@@ -155,4 +156,26 @@ fn of_files(args: &Args) -> Result<Vec<Target>, Failure> {
         _ => None,
     });
     Ok(objects.into_iter().map(Target::Object).chain(claims).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_whose_file_is_damaged_keeps_its_unit_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let damage = |kind| {
+            let file = machine.objects.file(&Key::new(kind, "default", "broken"));
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "kind:").unwrap();
+        };
+        damage(Kind::Secret);
+        assert!(!has_vm(&machine).unwrap());
+        damage(Kind::VirtualMachineInstance);
+        assert!(has_vm(&machine).unwrap());
+    }
 }

@@ -22,6 +22,8 @@ pub(crate) use data::{Data, DataError, claim_of};
 pub(crate) use data_volume::{import, phase, store_templates};
 pub(crate) use deletion::{delete, finish_deletions};
 
+use std::path::Path;
+
 use husk_claims::ClaimStore;
 use husk_images::data_directory;
 use husk_objects::{ObjectError, ObjectStore, Objects, StoredObject};
@@ -40,11 +42,15 @@ pub(crate) struct Machine {
 impl Machine {
     /// The stores in the data directory of the user.
     pub(crate) fn locate() -> Result<Machine, Failure> {
-        let data = data_directory()?;
-        Ok(Machine {
+        Ok(Machine::at(&data_directory()?))
+    }
+
+    /// The stores in the directory `data`, which need not exist.
+    pub(crate) fn at(data: &Path) -> Machine {
+        Machine {
             objects: ObjectStore::at(data.join("objects")),
             claims: ClaimStore::at(data.join("volumes")),
-        })
+        }
     }
 
     /// All objects; a damaged one is noted and left out.
