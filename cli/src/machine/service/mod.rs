@@ -8,7 +8,7 @@ use std::time::Duration;
 use husk_monitor::monitor::{EmbeddedVm, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_objects::Outcome;
+use husk_objects::{ObjectError, Outcome};
 use husk_proto::shim::v1::{Phase, Status};
 use husk_vmi::objects::RunStrategy;
 use husk_vmi::{PodResources, VmPlan};
@@ -102,12 +102,23 @@ impl From<Failure> for PrepareError {
 
 impl Service {
     async fn run(self) -> Result<(), Failure> {
-        self.refuse_second_life()?;
         let mut failures = 0;
+        let mut strategy = loop {
+            match self.run_strategy() {
+                Ok(strategy) => break strategy,
+                Err(error) => {
+                    failures += 1;
+                    if !self.wait(failures, &unreadable(&error)).await {
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        self.refuse_second_life(strategy)?;
         loop {
             let life = self.live().await?;
-            let strategy = self.run_strategy();
-            let (status, text) = match life {
+            strategy = self.run_strategy().unwrap_or(strategy);
+            let error = match life {
                 Life::Stopped => return Ok(()),
                 Life::Succeeded(text) => {
                     info!(vm = %self.name, text, "the VM has ended");
@@ -138,19 +149,27 @@ impl Service {
                         _ => return Err(Failure::Runtime(format!("{}: {text}", self.name))),
                     }
                 }
-                Life::NotStarted(error) => (error.status, error.text),
+                Life::NotStarted(error) => error,
             };
             failures += 1;
-            let delay = backoff::delay(failures, random());
-            warn!(vm = %self.name, status, error = text, retry_seconds = delay.as_secs(), "the VM does not start");
-            self.report(&format!(
-                "{status}: {text}; next attempt in {} s",
-                delay.as_secs()
-            ));
-            tokio::select! {
-                () = tokio::time::sleep(delay) => {}
-                () = self.stopped() => return Ok(()),
+            if !self.wait(failures, &error).await {
+                return Ok(());
             }
+        }
+    }
+
+    /// Waits before the next attempt to start the VM. False if the process was asked to end.
+    async fn wait(&self, failures: u32, error: &DataError) -> bool {
+        let DataError { status, text } = error;
+        let delay = backoff::delay(failures, random());
+        warn!(vm = %self.name, status, error = text, retry_seconds = delay.as_secs(), "the VM does not start");
+        self.report(&format!(
+            "{status}: {text}; next attempt in {} s",
+            delay.as_secs()
+        ));
+        tokio::select! {
+            () = tokio::time::sleep(delay) => true,
+            () = self.stopped() => false,
         }
     }
 
@@ -230,8 +249,7 @@ impl Service {
     }
 
     /// systemd starts the process again after it was killed. Not every VM is to run again then.
-    fn refuse_second_life(&self) -> Result<(), Failure> {
-        let strategy = self.run_strategy();
+    fn refuse_second_life(&self, strategy: RunStrategy) -> Result<(), Failure> {
         if matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure) {
             return Ok(());
         }
@@ -245,17 +263,31 @@ impl Service {
         }
     }
 
-    /// The run strategy now; one of a VM that is gone ends it.
-    fn run_strategy(&self) -> RunStrategy {
+    /// The run strategy now; `Halted` if the VM is gone or is being deleted.
+    ///
+    /// # Errors
+    /// The object cannot be read now. That is no reason to end the VM.
+    fn run_strategy(&self) -> Result<RunStrategy, ObjectError> {
         match self.machine.vm(&self.name) {
-            Ok(vm) if !vm.is_deleting() => vm::run_strategy(&vm),
-            _ => RunStrategy::Halted,
+            Ok(vm) if vm.is_deleting() => Ok(RunStrategy::Halted),
+            Ok(vm) => Ok(vm::run_strategy(&vm)),
+            Err(ObjectError::NotFound(_)) => Ok(RunStrategy::Halted),
+            Err(error) => Err(error),
         }
     }
 
     fn report(&self, text: &str) {
         let _ = sd_notify::notify(&[NotifyState::Status(&crate::failure::one_line(text))]);
     }
+}
+
+/// The error of an object that a person has broken, or that cannot be read for a while.
+fn unreadable(error: &ObjectError) -> DataError {
+    let way_out = match error {
+        ObjectError::Damaged { .. } => ": correct the file, or apply the object again",
+        _ => "",
+    };
+    DataError::new("CrashLoopBackOff", format!("{}{way_out}", chain(error)))
 }
 
 fn life(status: &Status) -> Life {
@@ -276,9 +308,10 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
             .map_err(Failure::from)
     };
     let mut objects = read()?;
-    let stored = machine
-        .vm(name)
-        .map_err(|error| PrepareError::Manifest(vec![error.to_string()]))?;
+    let stored = machine.vm(name).map_err(|error| match error {
+        ObjectError::NotFound(_) => PrepareError::Manifest(vec![error.to_string()]),
+        error => PrepareError::Data(unreadable(&error)),
+    })?;
     if stored.is_deleting() {
         return Err(PrepareError::Manifest(vec![format!(
             "{} is being deleted",
@@ -341,4 +374,55 @@ fn stop_signal() -> Result<watch::Receiver<bool>, Failure> {
 
 fn random() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn service(folder: &std::path::Path) -> Service {
+        Service {
+            name: "demo".parse().unwrap(),
+            machine: Machine::at(folder),
+            runtime: RuntimeDir::at(folder.join("run")),
+            stopping: watch::channel(false).1,
+        }
+    }
+
+    fn prepared(service: &Service) -> &'static str {
+        match prepare(&service.machine, &service.runtime, &service.name) {
+            Ok(_) => "prepared",
+            Err(PrepareError::Manifest(_)) => "ends",
+            Err(PrepareError::Data(_)) => "waits",
+        }
+    }
+
+    #[test]
+    fn a_vm_ends_if_it_is_deleted_and_not_if_its_file_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(folder.path());
+        assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
+        assert_eq!(prepared(&service), "ends");
+        let vm = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
+        });
+        let key = service.machine.objects.apply(&vm).unwrap().object.key;
+        assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Always));
+        let file = service.machine.objects.file(&key);
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("Always", "Sometimes")).unwrap();
+        assert!(matches!(service.run_strategy(), Err(ObjectError::Damaged { .. })));
+        assert_eq!(prepared(&service), "waits");
+        fs::write(&file, text).unwrap();
+        service.machine.objects.begin_deletion(&key).unwrap();
+        assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
+        assert_eq!(prepared(&service), "ends");
+    }
 }
