@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use husk_monitor::client;
 use husk_monitor::state::RuntimeDir;
 use husk_objects::{Applied, Outcome};
-use husk_proto::shim::v1::SyncVmiRequest;
+use husk_proto::shim::v1::{SyncVmiRequest, SyncVmiResponse};
 use husk_vmi::objects::RunStrategy;
 use serde_json::Value;
 use tonic::Code;
@@ -13,7 +13,7 @@ use tonic::Code;
 use super::super::sync::change_text;
 use crate::failure::{Failure, note, one_line};
 use crate::live_vm;
-use crate::machine::systemd::Systemd;
+use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::vm::{self, ExpandedVm};
 use crate::machine::{Machine, claim_of};
 use crate::vm_ref::VmRef;
@@ -28,6 +28,60 @@ pub(super) enum Reconciled {
     Nothing,
 }
 
+/// The next step of a VM towards its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Start,
+    Stop,
+    /// Ends the process, and starts it again with the object as it is now.
+    Restart,
+    /// Changes the guest's devices.
+    Sync,
+    /// Its process is starting it.
+    Wait,
+    Nothing,
+}
+
+/// A VM as it is after its object was applied.
+#[derive(Debug)]
+struct Seen<'a> {
+    strategy: RunStrategy,
+    /// The object was created or changed by this command.
+    changed: bool,
+    is_new_strategy: bool,
+    unit: &'a Unit,
+    /// Its guest runs.
+    has_guest: bool,
+}
+
+impl Seen<'_> {
+    /// True if the run strategy starts the VM unless it runs.
+    fn starts(&self) -> bool {
+        match self.strategy {
+            RunStrategy::Always => true,
+            // A guest that powered off stays so.
+            RunStrategy::RerunOnFailure => {
+                self.is_new_strategy || self.unit.enabled || self.unit.active == "failed"
+            }
+            RunStrategy::Once => self.is_new_strategy,
+            RunStrategy::Manual | RunStrategy::Halted => false,
+        }
+    }
+
+    fn step(&self) -> Step {
+        match (self.unit.runs(), self.strategy) {
+            (true, RunStrategy::Halted) => Step::Stop,
+            (false, _) if self.starts() => Step::Start,
+            (false, _) => Step::Nothing,
+            // Also without a change: an earlier command may have been interrupted, or refused by the guest.
+            (true, _) if self.has_guest => Step::Sync,
+            // The process reads the changed object when it starts again.
+            (true, _) if self.changed => Step::Restart,
+            (true, _) => Step::Wait,
+        }
+    }
+}
+
 /// Begins what the run strategy of a VM asks for, and applies changes to the VM if it runs.
 pub(super) fn reconcile(
     machine: &Machine,
@@ -38,52 +92,46 @@ pub(super) fn reconcile(
     let name = vm::name(&applied.object.key);
     let strategy = vm::run_strategy(&applied.object);
     let unit = systemd.vm(&name)?;
-    let changed = applied.outcome != Outcome::Unchanged;
-    let was = applied.before.as_ref().and_then(strategy_text);
-    let is_new_strategy = was != strategy_text(applied.object.value());
-    let starts = match strategy {
-        RunStrategy::Always => true,
-        // A guest that powered off stays so.
-        RunStrategy::RerunOnFailure => is_new_strategy || unit.enabled || unit.active == "failed",
-        RunStrategy::Once => is_new_strategy,
-        RunStrategy::Manual | RunStrategy::Halted => false,
+    let seen = Seen {
+        strategy,
+        changed: applied.outcome != Outcome::Unchanged,
+        is_new_strategy: is_new_strategy(applied),
+        unit: &unit,
+        has_guest: unit.active == "active" && RuntimeDir::locate()?.find(&name.namespace, &name.name).is_ok(),
     };
-    let enabled = starts && strategy != RunStrategy::Once;
+    let enabled = seen.starts() && strategy != RunStrategy::Once;
     if enabled != unit.enabled {
         systemd.enable(&name, enabled)?;
     }
-    if strategy == RunStrategy::Halted {
-        if !unit.runs() {
-            return Ok(Reconciled::Nothing);
-        }
-        systemd.stop(&name)?;
-        return Ok(Reconciled::Stops);
-    }
-    if !unit.runs() {
-        if !starts {
-            return Ok(Reconciled::Nothing);
-        }
-        systemd.start(&name)?;
-        return Ok(match unit.is_stopping() {
-            true => Reconciled::Restarts(unit.pid),
-            false => Reconciled::Starts,
-        });
-    }
-    let runtime = RuntimeDir::locate()?;
-    match runtime.find(&name.namespace, &name.name) {
-        Ok(_) if unit.active == "active" => {
-            if changed {
-                sync(machine, &name, expanded)?;
+    Ok(match seen.step() {
+        Step::Start => {
+            systemd.start(&name)?;
+            match unit.is_stopping() {
+                true => Reconciled::Restarts(unit.pid),
+                false => Reconciled::Starts,
             }
-            Ok(Reconciled::Nothing)
         }
-        // The guest does not run now. The process reads the changed object when it starts again.
-        _ if changed => {
+        Step::Stop => {
+            systemd.stop(&name)?;
+            Reconciled::Stops
+        }
+        Step::Restart => {
             systemd.restart(&name)?;
-            Ok(Reconciled::Restarts(unit.pid))
+            Reconciled::Restarts(unit.pid)
         }
-        _ => Ok(Reconciled::Starts),
-    }
+        Step::Sync => {
+            sync(machine, applied, expanded)?;
+            Reconciled::Nothing
+        }
+        Step::Wait => Reconciled::Starts,
+        Step::Nothing => Reconciled::Nothing,
+    })
+}
+
+/// True if the object is new, or had another run strategy before.
+fn is_new_strategy(applied: &Applied) -> bool {
+    let was = applied.before.as_ref().and_then(strategy_text);
+    was != strategy_text(applied.object.value())
 }
 
 /// The run strategy of a manifest, given as `spec.runStrategy` or `spec.running`.
@@ -98,8 +146,9 @@ fn strategy_text(object: &Value) -> Option<String> {
     })
 }
 
-/// Applies what can change in a running VM, and says what needs a restart.
-fn sync(machine: &Machine, name: &VmRef, expanded: &ExpandedVm) -> Result<(), Failure> {
+/// Applies what can change in a running VM, and says what needs a restart. Says nothing if the VM is as its object.
+fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) -> Result<(), Failure> {
+    let name = &vm::name(&applied.object.key);
     let volumes = expanded
         .vmi
         .spec
@@ -123,8 +172,11 @@ fn sync(machine: &Machine, name: &VmRef, expanded: &ExpandedVm) -> Result<(), Fa
         let path = machine.claims.image(&name.namespace, claim);
         paths.insert(volume.name.clone(), path.to_string_lossy().into_owned());
     }
+    let mut vmi = expanded.manifest.clone();
+    // A manifest from a cluster has another one.
+    vmi["metadata"]["uid"] = applied.object.uid().into();
     let request = SyncVmiRequest {
-        vmi: expanded.manifest.to_string(),
+        vmi: vmi.to_string(),
         paths,
         ..SyncVmiRequest::default()
     };
@@ -154,25 +206,96 @@ fn sync(machine: &Machine, name: &VmRef, expanded: &ExpandedVm) -> Result<(), Fa
         for change in &done.changes {
             eprintln!("{name}: {}", change_text(change));
         }
-        let volumes = done
-            .volumes
-            .iter()
-            .map(|volume| (&volume.name, &volume.phase, &volume.message));
-        let interfaces = done.interfaces.iter();
-        let interfaces = interfaces.map(|interface| (&interface.name, &interface.phase, &interface.message));
-        for (entry, phase, message) in volumes.chain(interfaces) {
-            if !matches!(phase.as_str(), "" | "Ready" | "Absent") {
-                note(&format!("{name}: {}: {}", one_line(entry), one_line(message)));
-            }
+        for text in pending(&done, applied.outcome != Outcome::Unchanged) {
+            note(&format!("{name}: {text}"));
         }
         Ok(())
     })
 }
 
+/// The volumes and interfaces that are not as the object says yet. A VM that was started without a network gets none
+/// before its end: that is said with a changed object only.
+fn pending(done: &SyncVmiResponse, changed: bool) -> Vec<String> {
+    let volumes = done
+        .volumes
+        .iter()
+        .map(|volume| (&volume.name, volume.phase.as_str(), &volume.message));
+    let interfaces = done
+        .interfaces
+        .iter()
+        .map(|interface| (&interface.name, interface.phase.as_str(), &interface.message));
+    let is_done = |phase: &str| matches!(phase, "" | "Ready" | "Absent") || phase == "NoNetwork" && !changed;
+    volumes
+        .chain(interfaces)
+        .filter(|(_, phase, _)| !is_done(phase))
+        .map(|(entry, _, message)| format!("{}: {}", one_line(entry), one_line(message)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use husk_proto::shim::v1::{InterfaceStatus, VolumeStatus};
     use serde_json::json;
+
+    fn unit(active: &str) -> Unit {
+        Unit {
+            active: active.to_owned(),
+            ..Unit::default()
+        }
+    }
+
+    fn unchanged(strategy: RunStrategy, unit: &Unit) -> Seen<'_> {
+        Seen {
+            strategy,
+            changed: false,
+            is_new_strategy: false,
+            unit,
+            has_guest: false,
+        }
+    }
+
+    #[test]
+    fn a_running_vm_is_synchronised_also_if_its_object_did_not_change() {
+        let active = unit("active");
+        for changed in [true, false] {
+            let seen = Seen {
+                changed,
+                has_guest: true,
+                ..unchanged(RunStrategy::Manual, &active)
+            };
+            assert_eq!(seen.step(), Step::Sync);
+        }
+    }
+
+    #[test]
+    fn only_what_is_pending_is_told() {
+        let volume = |name: &str, phase: &str, message: &str| VolumeStatus {
+            name: name.into(),
+            phase: phase.into(),
+            message: message.into(),
+            ..VolumeStatus::default()
+        };
+        let no_network = InterfaceStatus {
+            name: "default".into(),
+            phase: "NoNetwork".into(),
+            message: "the VM was started without a network".into(),
+            ..InterfaceStatus::default()
+        };
+        let mut done = SyncVmiResponse {
+            volumes: vec![volume("root", "", ""), volume("data", "Ready", "attached")],
+            interfaces: vec![no_network],
+            ..SyncVmiResponse::default()
+        };
+        assert_eq!(pending(&done, false), [""; 0]);
+        assert_eq!(
+            pending(&done, true),
+            ["default: the VM was started without a network"]
+        );
+        done.volumes
+            .push(volume("old", "Detaching", "the guest has not released it"));
+        assert_eq!(pending(&done, false), ["old: the guest has not released it"]);
+    }
 
     #[test]
     fn both_spellings_of_a_strategy_are_compared() {
