@@ -5,6 +5,9 @@ use husk_objects::{Kind, StoredObject};
 use super::systemd::Unit;
 use crate::vm_view::VmView;
 
+/// The word in front of the steps that provide the data of a VM.
+const PROVISIONING: &str = "Provisioning";
+
 /// The state of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmStatus {
@@ -16,6 +19,19 @@ pub(crate) struct VmStatus {
     pub ready: bool,
     /// What it waits for, or why it does not run.
     pub message: String,
+}
+
+/// True if the process of a VM waits before it tries again to start the VM.
+pub(crate) fn waits(unit: &Unit) -> bool {
+    unit.runs() && word(unit).is_some_and(|(word, _)| word != PROVISIONING)
+}
+
+/// The word before the colon of what the process of a VM reports, and the text after it.
+fn word(unit: &Unit) -> Option<(&str, &str)> {
+    let (word, text) = unit.text.split_once(": ")?;
+    word.bytes()
+        .all(|byte| byte.is_ascii_alphabetic())
+        .then_some((word, text))
 }
 
 /// The state of `vm`, from its unit and from what its monitor says.
@@ -48,12 +64,12 @@ pub(crate) fn of(vm: &StoredObject, unit: &Unit, view: Option<&VmView>) -> VmSta
         };
     }
     if unit.runs() || unit.is_stopping() {
-        let (printable, message) = match unit.text.split_once(": ") {
+        let (printable, message) = match word(unit) {
             _ if unit.is_stopping() => ("Stopping", ""),
-            Some(("Provisioning", text)) if text.starts_with("importing") => ("Provisioning", text),
-            Some(("Provisioning", text)) => ("Starting", text),
-            Some((word, text)) if word.bytes().all(|byte| byte.is_ascii_alphabetic()) => (word, text),
-            _ => ("Starting", ""),
+            Some((PROVISIONING, text)) if text.starts_with("importing") => (PROVISIONING, text),
+            Some((PROVISIONING, text)) => ("Starting", text),
+            Some((word, text)) => (word, text),
+            None => ("Starting", ""),
         };
         let printable = if vm.is_deleting() {
             "Terminating"

@@ -15,7 +15,7 @@ use crate::failure::{Failure, note, one_line};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::vm::{self, ExpandedVm};
-use crate::machine::{Machine, claim_of};
+use crate::machine::{Machine, claim_of, status};
 use crate::vm_ref::VmRef;
 
 /// The change that [`reconcile`] began.
@@ -33,7 +33,7 @@ pub(super) enum Reconciled {
 enum Step {
     Start,
     Stop,
-    /// Ends the process, and starts it again with the object as it is now.
+    /// Ends the process, and starts it again with the objects as they are now.
     Restart,
     /// Changes the guest's devices.
     Sync,
@@ -75,8 +75,8 @@ impl Seen<'_> {
             (false, _) => Step::Nothing,
             // Also without a change: an earlier command may have been interrupted, or refused by the guest.
             (true, _) if self.has_guest => Step::Sync,
-            // The process reads the changed object when it starts again.
-            (true, _) if self.changed => Step::Restart,
+            // The process reads the objects when it starts again, and one that waits would go on to wait.
+            (true, _) if self.changed || status::waits(self.unit) => Step::Restart,
             (true, _) => Step::Wait,
         }
     }
@@ -265,6 +265,25 @@ mod tests {
                 ..unchanged(RunStrategy::Manual, &active)
             };
             assert_eq!(seen.step(), Step::Sync);
+        }
+    }
+
+    #[test]
+    fn a_vm_that_waits_is_tried_at_once() {
+        for (text, step) in [
+            (
+                "ErrorPvcNotFound: PVC data not found; next attempt in 250 s",
+                Step::Restart,
+            ),
+            ("Provisioning: importing data: 5.0 %", Step::Wait),
+            ("Starting", Step::Wait),
+            ("", Step::Wait),
+        ] {
+            let waiting = Unit {
+                text: text.to_owned(),
+                ..unit("activating")
+            };
+            assert_eq!(unchanged(RunStrategy::Always, &waiting).step(), step, "{text}");
         }
     }
 

@@ -168,9 +168,12 @@ impl Service {
             delay.as_secs()
         ));
         tokio::select! {
-            () = tokio::time::sleep(delay) => true,
-            () = self.stopped() => false,
+            () = tokio::time::sleep(delay) => {}
+            () = self.stopped() => return false,
         }
+        // Else the old reason would stand for the new attempt.
+        self.report("Starting");
+        true
     }
 
     /// Starts the VM and waits for its end.
