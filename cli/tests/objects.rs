@@ -199,6 +199,18 @@ fn a_claim_that_a_data_volume_did_not_make_stays() {
 }
 
 #[test]
+fn the_process_of_a_vm_removes_the_mark_of_its_first_start() {
+    let store = Store::new();
+    let folder = store.path("data/objects/default/virtualmachine");
+    fs::create_dir_all(&folder).unwrap();
+    let mark = folder.join(".demo.not-started");
+    fs::write(&mark, "Once").unwrap();
+    // There is no such VM, so the process ends at once.
+    assert_eq!(store.run(&["service", "default:demo"]).0, 2);
+    assert!(!mark.exists());
+}
+
+#[test]
 fn what_only_a_cluster_has_is_refused() {
     let store = Store::new();
     let vmi = |networks: &str, volumes: &str, interfaces: &str| {

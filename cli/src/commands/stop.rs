@@ -8,7 +8,7 @@ use super::apply::wait::Waits;
 use crate::failure::Failure;
 use crate::live_vm;
 use crate::machine::systemd::Systemd;
-use crate::machine::{Machine, vm};
+use crate::machine::{FirstStart, Machine, vm};
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
@@ -96,5 +96,6 @@ fn is_supervised(machine: &Machine, name: &VmRef) -> Result<bool, Failure> {
             .objects
             .edit(&stored.key, |object| vm::set_runs(object, false))?;
     }
+    FirstStart::of(machine, &stored.key).clear()?;
     Ok(true)
 }

@@ -6,7 +6,7 @@ use husk_claims::ClaimError;
 use husk_objects::{Key, Kind, ObjectError, Objects, StoredObject};
 
 use super::systemd::Systemd;
-use super::{Machine, data_volume, vm};
+use super::{FirstStart, Machine, data_volume, vm};
 use crate::failure::{Failure, note};
 
 /// Interval of looking whether a VM has ended.
@@ -26,6 +26,7 @@ pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> 
         }
         Err(ObjectError::Damaged { .. }) => {
             stop(systemd, key)?;
+            FirstStart::of(machine, key).clear()?;
             machine.objects.remove(key)?;
             Ok(())
         }
@@ -76,6 +77,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => {
             stop(systemd, &object.key)?;
+            FirstStart::of(machine, &object.key).clear()?;
             for owned in machine
                 .objects
                 .read_kinds(|kind| kind == Kind::DataVolume)?

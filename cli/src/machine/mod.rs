@@ -6,11 +6,13 @@
 //!                                      └ husk-vmm
 //! ```
 //!
-//! No state is kept beside the objects and claims: what a VM does is asked of systemd and of its monitor.
+//! What a VM does is asked of systemd and of its monitor. The only state that is kept beside the objects and claims is
+//! that a new VM was not started yet.
 
 mod data;
 mod data_volume;
 mod deletion;
+mod first_start;
 mod object_files;
 pub(crate) mod service;
 pub(crate) mod status;
@@ -21,6 +23,7 @@ pub(crate) mod vm;
 pub(crate) use data::{Data, DataError, claim_of};
 pub(crate) use data_volume::{import, phase, store_templates};
 pub(crate) use deletion::{delete, finish_deletions};
+pub(crate) use first_start::FirstStart;
 
 use std::path::Path;
 

@@ -11,11 +11,12 @@ use serde_json::Value;
 use tonic::Code;
 
 use super::super::sync::change_text;
+use super::files::Given;
 use crate::failure::{Failure, note, one_line};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::vm::{self, ExpandedVm};
-use crate::machine::{Machine, claim_of, status};
+use crate::machine::{FirstStart, Machine, claim_of, status};
 use crate::vm_ref::VmRef;
 
 /// The change that [`reconcile`] began.
@@ -48,7 +49,8 @@ struct Seen<'a> {
     strategy: RunStrategy,
     /// The object was created or changed by this command.
     changed: bool,
-    is_new_strategy: bool,
+    /// It is new, or has a new run strategy, and was not started since.
+    is_due: bool,
     unit: &'a Unit,
     /// Its guest runs.
     has_guest: bool,
@@ -60,10 +62,8 @@ impl Seen<'_> {
         match self.strategy {
             RunStrategy::Always => true,
             // A guest that powered off stays so.
-            RunStrategy::RerunOnFailure => {
-                self.is_new_strategy || self.unit.enabled || self.unit.active == "failed"
-            }
-            RunStrategy::Once => self.is_new_strategy,
+            RunStrategy::RerunOnFailure => self.is_due || self.unit.enabled || self.unit.active == "failed",
+            RunStrategy::Once => self.is_due,
             RunStrategy::Manual | RunStrategy::Halted => false,
         }
     }
@@ -92,10 +92,11 @@ pub(super) fn reconcile(
     let name = vm::name(&applied.object.key);
     let strategy = vm::run_strategy(&applied.object);
     let unit = systemd.vm(&name)?;
+    let mark = FirstStart::of(machine, &applied.object.key);
     let seen = Seen {
         strategy,
         changed: applied.outcome != Outcome::Unchanged,
-        is_new_strategy: is_new_strategy(applied),
+        is_due: is_new_strategy(applied) || mark.is_due(strategy),
         unit: &unit,
         has_guest: unit.active == "active" && RuntimeDir::locate()?.find(&name.namespace, &name.name).is_ok(),
     };
@@ -103,22 +104,21 @@ pub(super) fn reconcile(
     if enabled != unit.enabled {
         systemd.enable(&name, enabled)?;
     }
-    Ok(match seen.step() {
-        Step::Start => {
-            systemd.start(&name)?;
-            match unit.is_stopping() {
-                true => Reconciled::Restarts(unit.pid),
-                false => Reconciled::Starts,
-            }
-        }
-        Step::Stop => {
-            systemd.stop(&name)?;
-            Reconciled::Stops
-        }
-        Step::Restart => {
-            systemd.restart(&name)?;
-            Reconciled::Restarts(unit.pid)
-        }
+    let step = seen.step();
+    match step {
+        Step::Start => systemd.start(&name)?,
+        Step::Stop => systemd.stop(&name)?,
+        Step::Restart => systemd.restart(&name)?,
+        Step::Sync | Step::Wait | Step::Nothing => {}
+    }
+    // Else the VM's process removes it.
+    if step != Step::Start {
+        mark.clear()?;
+    }
+    Ok(match step {
+        Step::Start if !unit.is_stopping() => Reconciled::Starts,
+        Step::Start | Step::Restart => Reconciled::Restarts(unit.pid),
+        Step::Stop => Reconciled::Stops,
         Step::Sync => {
             sync(machine, applied, expanded)?;
             Reconciled::Nothing
@@ -126,6 +126,30 @@ pub(super) fn reconcile(
         Step::Wait => Reconciled::Starts,
         Step::Nothing => Reconciled::Nothing,
     })
+}
+
+/// Marks the VMs that are to start because they are new, or get a new run strategy, before that is stored.
+pub(super) fn mark_starts(machine: &Machine, systemd: Systemd, given: &[Given]) -> Result<(), Failure> {
+    for given in given {
+        if !given.key().is_some_and(|key| key.kind.is_vm()) {
+            continue;
+        }
+        let applied = machine.objects.compare(&given.object.value)?;
+        let key = &applied.object.key;
+        if let Some(strategy) = first_start(&applied)
+            && !systemd.vm(&vm::name(key))?.runs()
+        {
+            FirstStart::of(machine, key).mark(strategy)?;
+        }
+    }
+    Ok(())
+}
+
+/// The run strategy of a VM that it starts now, and not again once the VM has ended.
+fn first_start(applied: &Applied) -> Option<RunStrategy> {
+    let strategy = vm::run_strategy(&applied.object);
+    let starts_once = matches!(strategy, RunStrategy::RerunOnFailure | RunStrategy::Once);
+    (starts_once && is_new_strategy(applied)).then_some(strategy)
 }
 
 /// True if the object is new, or had another run strategy before.
@@ -236,6 +260,7 @@ fn pending(done: &SyncVmiResponse, changed: bool) -> Vec<String> {
 mod tests {
     use super::*;
     use husk_proto::shim::v1::{InterfaceStatus, VolumeStatus};
+    use husk_vmi::objects::read_objects;
     use serde_json::json;
 
     fn unit(active: &str) -> Unit {
@@ -249,7 +274,7 @@ mod tests {
         Seen {
             strategy,
             changed: false,
-            is_new_strategy: false,
+            is_due: false,
             unit,
             has_guest: false,
         }
@@ -266,6 +291,56 @@ mod tests {
             };
             assert_eq!(seen.step(), Step::Sync);
         }
+    }
+
+    #[test]
+    fn a_vm_that_was_stored_and_not_started_is_started_by_the_next_apply() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let mark = |applied: &Applied| FirstStart::of(&machine, &applied.object.key);
+        let apply = |manifest: &Value| {
+            let object = read_objects(&manifest.to_string()).unwrap().pop().unwrap();
+            let compared = machine.objects.compare(&object.value).unwrap();
+            if let Some(strategy) = first_start(&compared) {
+                mark(&compared).mark(strategy).unwrap();
+            }
+            machine.objects.apply(&object.value).unwrap()
+        };
+        let inactive = unit("");
+        let step = |applied: &Applied| {
+            let strategy = vm::run_strategy(&applied.object);
+            let seen = Seen {
+                is_due: mark(applied).is_due(strategy),
+                ..unchanged(strategy, &inactive)
+            };
+            seen.step()
+        };
+        let spec = json!({"domain": {"devices": {}}});
+        let vm = |strategy: &str| {
+            json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachine",
+                "metadata": {"name": "demo"},
+                "spec": {"runStrategy": strategy, "template": {"spec": spec}},
+            })
+        };
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "other"},
+            "spec": spec,
+        });
+        for manifest in [vm("RerunOnFailure"), vm("Once"), vmi] {
+            apply(&manifest);
+            // The first command ended here.
+            let applied = apply(&manifest);
+            assert_eq!(applied.outcome, Outcome::Unchanged);
+            assert_eq!(step(&applied), Step::Start, "{manifest}");
+            // It was started, and has ended.
+            mark(&applied).clear().unwrap();
+            assert_eq!(step(&apply(&manifest)), Step::Nothing, "{manifest}");
+        }
+        assert_eq!(step(&apply(&vm("Manual"))), Step::Nothing);
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for claim in given.iter().filter_map(claim) {
         claims::apply(&machine, claim)?;
     }
+    if let Some(systemd) = systemd {
+        machines::mark_starts(&machine, systemd, &given)?;
+    }
     let mut applied = apply_objects(&machine, &given)?;
     for (key, vm) in &vms {
         let of_vm = store_templates(&machine, &machine.objects.get(key)?, vm)?;

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::object_files::ObjectFiles;
 use super::systemd::Systemd;
-use super::{Data, DataError, Machine, vm};
+use super::{Data, DataError, FirstStart, Machine, vm};
 use crate::failure::{Failure, chain, note};
 use crate::signals::{Signals, StopSignal};
 use crate::status::exit_summary;
@@ -51,6 +51,11 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
     runtime.prepare()?;
     runtime.remove_abandoned()?;
     let files = runtime.volume_files(&name.namespace, &name.name)?;
+    for key in vm::keys(name) {
+        if let Err(failure) = FirstStart::of(&machine, &key).clear() {
+            failure.report();
+        }
+    }
     let done = live_vm::block_on(async {
         let stopping = stop_signal()?;
         Service {
