@@ -8,6 +8,8 @@ use super::systemd::Systemd;
 use crate::failure::Failure;
 
 const NAME: &str = "husk@.service";
+/// Directory of the units of the machine.
+const SYSTEM: &str = "/etc/systemd/system";
 /// First line of a file that `husk` may replace.
 const MARK: &str = "# Written by `husk apply`, which replaces it.";
 /// Variables that change where `husk` and `husk-import` find files, credentials and proxies. The processes of VMs get
@@ -91,18 +93,48 @@ pub(crate) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(Failure::at("find this program"))
 }
 
+/// The paths that the file may have: for VMs of root, and for those of this user.
+pub(crate) fn files() -> Vec<PathBuf> {
+    let directories = [Some(SYSTEM.into()), user_directory()];
+    let directories = directories.into_iter().flatten();
+    directories.map(|directory| directory.join(NAME)).collect()
+}
+
+/// True if a unit file with this text names the program.
+pub(crate) fn names(text: &str, program: &Path) -> bool {
+    let program = escaped(&program.display().to_string());
+    // In front of a path are quotes, the `=` of a setting or variable, or special characters of ExecStart.
+    let begins = |c: char| c.is_whitespace() || "\"'=@-:+!|".contains(c);
+    let ends = |c: char| c.is_whitespace() || "\"'".contains(c);
+    let mut lines = text.lines().filter(|line| !line.starts_with(['#', ';']));
+    lines.any(|line| {
+        line.match_indices(&program).any(|(at, _)| {
+            let after = &line[at + program.len()..];
+            line[..at].chars().next_back().is_none_or(begins) && after.chars().next().is_none_or(ends)
+        })
+    })
+}
+
 fn directory(systemd: Systemd) -> Result<PathBuf, Failure> {
-    if !systemd.is_user() {
-        return Ok("/etc/systemd/system".into());
+    match systemd.is_user() {
+        true => user_directory().ok_or_else(|| Failure::Runtime("HOME is not set".into())),
+        false => Ok(SYSTEM.into()),
     }
+}
+
+fn user_directory() -> Option<PathBuf> {
     let set = |name| {
         std::env::var_os(name)
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    let configuration = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-    let configuration = configuration.ok_or_else(|| Failure::Runtime("HOME is not set".into()))?;
-    Ok(configuration.join("systemd/user"))
+    let configuration = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(configuration.join("systemd/user"))
+}
+
+/// A text within double quotes.
+fn escaped(text: &str) -> String {
+    text.replace('%', "%%").replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 /// The unit file. A VM that is stopped has its grace period: the service asks for more time than TimeoutStopSec when
@@ -110,18 +142,10 @@ fn directory(systemd: Systemd) -> Result<PathBuf, Failure> {
 fn text(target: &str, husk: &Path, environment: &[(&str, String)]) -> String {
     let mut variables = String::new();
     for (name, value) in environment {
-        let value = value
-            .replace('%', "%%")
-            .replace('\\', "\\\\")
-            .replace('"', "\\\"");
+        let value = escaped(value);
         let _ = writeln!(variables, "Environment=\"{name}={value}\"");
     }
-    let husk = husk
-        .display()
-        .to_string()
-        .replace('%', "%%")
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"");
+    let husk = escaped(&husk.display().to_string());
     format!(
         "{MARK}\n\
          [Unit]\n\
@@ -183,5 +207,21 @@ mod tests {
             text.contains("Environment=\"HUSK_DATA_DIR=/a b/100%%\"\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_program_is_found_in_a_unit_file() {
+        let program = Path::new("/opt/my 100%/husk");
+        assert!(names(&text("default.target", program, &[]), program));
+        let vmm = Path::new("/opt/bin/husk-vmm");
+        for (text, expected) in [
+            ("Environment=\"HUSK_VMM=/opt/bin/husk-vmm\"", true),
+            ("ExecStart=-/opt/bin/husk-vmm", true),
+            ("ExecStart=/opt/bin/husk-vmm-2", false),
+            ("ExecStart=/srv/opt/bin/husk-vmm", false),
+            ("# ExecStart=/opt/bin/husk-vmm", false),
+        ] {
+            assert_eq!(names(text, vmm), expected, "{text}");
+        }
     }
 }

@@ -5,6 +5,7 @@ mod containerd_settings;
 mod files;
 mod imports;
 mod marked_block;
+mod other_vms;
 mod rollout;
 
 use std::path::{Path, PathBuf};
@@ -57,8 +58,9 @@ In a privileged container with the node's processes (hostPID):
     },
     /// Remove the programs and the runtime handler
     ///
-    /// Restores containerd's configuration. Fails while VMs of pods run, since containerd needs the shim to end them.
-    /// Use --restart if install was called with it.
+    /// Restores containerd's configuration. If that has no handler of install, the programs stay. Fails while VMs of
+    /// pods run, since containerd needs the shim to end them, and while other VMs use the programs. Use --restart if
+    /// install was called with it.
     Uninstall {
         #[command(flatten)]
         places: InstallPaths,
@@ -66,7 +68,7 @@ In a privileged container with the node's processes (hostPID):
         #[command(flatten)]
         rollout: rollout::Options,
 
-        /// Uninstall even while VMs of pods run
+        /// Uninstall even while VMs use the programs
         #[arg(long)]
         force: bool,
     },
@@ -90,6 +92,10 @@ struct InstallPaths {
 }
 
 impl InstallPaths {
+    fn bin(&self) -> Result<PathBuf, Failure> {
+        std::path::absolute(&self.bin).map_err(files::at(&self.bin))
+    }
+
     fn config(&self) -> &Path {
         self.config.as_deref().unwrap_or(Path::new(CONFIG))
     }
@@ -109,6 +115,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         NodeCommand::Uninstall { places, force, .. } => {
             if !force {
                 check_no_pod_vm(RuntimeDir::locate())?;
+                other_vms::check(&places.bin()?)?;
             }
             uninstall(places)
         }
@@ -139,7 +146,7 @@ fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
             )));
         }
     }
-    let bin = std::path::absolute(&places.bin).map_err(Failure::at(places.bin.display().to_string()))?;
+    let bin = places.bin()?;
     let config = files::followed(places.config())?;
     let before = files::text(&config)?;
     let after =
@@ -169,16 +176,46 @@ fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
     if let Some(text) = &after {
         check_no_handler_left(places.config(), text).map_err(of(&config))?;
     }
-    let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
-    print_change(configured, &config)?;
+    let bin = places.bin()?;
+    if before == after {
+        print_change(FileChange::Unchanged, &config)?;
+        if PROGRAMS.iter().any(|program| bin.join(program).exists()) {
+            note(&format!(
+                "{} has no handler of `husk node install`: the programs in {} stay. Name the file that has it by \
+                 --config, or remove them yourself",
+                config.display(),
+                bin.display()
+            ));
+        }
+        return Ok(());
+    }
+    if let Some(other) = before.as_deref().and_then(|text| installed_elsewhere(text, &bin)) {
+        return Err(Failure::Runtime(format!(
+            "{}: the handler has its programs in {other}: use --bin {other}",
+            config.display(),
+            other = other.display()
+        )));
+    }
+    files::replaceable(&config)?;
     for program in PROGRAMS {
-        let path = places.bin.join(program);
+        let path = bin.join(program);
         print_change(files::remove(&path)?, &path)?;
     }
-    if configured != FileChange::Unchanged {
-        output::print("restart containerd to apply the change: systemctl restart containerd\n")?;
-    }
-    Ok(())
+    // Last: without the handler, a second call would not know that the programs were installed.
+    let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
+    print_change(configured, &config)?;
+    output::print("restart containerd to apply the change: systemctl restart containerd\n")
+}
+
+/// The directory of the shim that the configuration names, if that is not `bin`.
+fn installed_elsewhere(config: &str, bin: &Path) -> Option<PathBuf> {
+    let settings = Settings::parse(config).ok()?;
+    let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let directories = settings.husk_shims().into_iter().map(Path::new);
+    let mut directories = directories.filter_map(Path::parent);
+    directories
+        .find(|directory| real(directory) != real(bin))
+        .map(Path::to_owned)
 }
 
 /// Checks that no handler remains whose shim is about to be removed.
@@ -313,6 +350,33 @@ mod tests {
             "{refused}"
         );
         assert!(!places.bin.exists());
+    }
+
+    #[test]
+    fn programs_stay_where_no_installation_is_recorded() {
+        let (dir, places) = node("config.toml");
+        // Somebody has put them there.
+        fs::rename(dir.path().join("built"), &places.bin).unwrap();
+        let count = || fs::read_dir(&places.bin).unwrap().count();
+        assert!(uninstall(&places).is_ok());
+        fs::write(places.config(), "version = 2\n").unwrap();
+        assert!(uninstall(&places).is_ok());
+        assert_eq!(count(), PROGRAMS.len());
+        // The installation is elsewhere.
+        let elsewhere = InstallPaths {
+            bin: dir.path().join("elsewhere"),
+            config: places.config.clone(),
+        };
+        assert!(place(&places.bin, &elsewhere).is_ok());
+        let installed = fs::read_to_string(places.config()).unwrap();
+        let refused = refusal(uninstall(&places));
+        let way_out = format!("use --bin {}", elsewhere.bin.display());
+        assert!(refused.ends_with(&way_out), "{refused}");
+        assert_eq!(fs::read_to_string(places.config()).unwrap(), installed);
+        assert!(uninstall(&elsewhere).is_ok());
+        assert_eq!(fs::read_to_string(places.config()).unwrap(), "version = 2\n");
+        assert_eq!(fs::read_dir(&elsewhere.bin).unwrap().count(), 0);
+        assert_eq!(count(), PROGRAMS.len());
     }
 
     #[test]
