@@ -103,7 +103,8 @@ pub struct NicDhcp {
 }
 
 impl NicDhcp {
-    fn is_empty(&self) -> bool {
+    /// True without any option.
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }

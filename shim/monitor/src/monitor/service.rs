@@ -15,7 +15,7 @@ use husk_proto::shim::v1::{
     Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{CacheMode, DiskSource, NewVolume, VmPlan};
+use husk_vmi::{CacheMode, DiskSource, NewVolume, NicDhcp, VmPlan};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -298,7 +298,9 @@ impl Pod for Service {
         &self,
         request: Request<AddInterfaceRequest>,
     ) -> Result<Response<AddInterfaceResponse>, Status> {
-        self.interfaces.add(request.into_inner()).await?;
+        self.interfaces
+            .add(request.into_inner(), NicDhcp::default())
+            .await?;
         Ok(Response::new(AddInterfaceResponse {}))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use husk_network::{DeviceNames, MacAddr};
-use husk_vmi::VmPlan;
+use husk_vmi::{NicDhcp, VmPlan};
 use serde::{Deserialize, Serialize};
 
 use super::check::{MOST_NICS, is_name};
@@ -25,6 +25,8 @@ pub(crate) struct PluggedInterface {
     pub(crate) link_up: bool,
     /// The slot of its NIC, which the guest knows it by.
     pub(crate) pci_slot: u8,
+    #[serde(skip_serializing_if = "NicDhcp::is_empty", default)]
+    pub(crate) dhcp: NicDhcp,
 }
 
 /// Checks what a description says of plugged interfaces.

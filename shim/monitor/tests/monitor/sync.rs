@@ -21,6 +21,7 @@ use tonic::{Code, Status};
 use super::embedded;
 use super::fixture::{Fixture, Vm, eventually, exit_of};
 use super::networks::on;
+use super::snapshots::{dir, save};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -564,7 +565,9 @@ pub fn sync_applies_interfaces() {
     };
     let state = RunState::Unspecified;
     let default = |state: &str| json!({"name": "default", "bridge": {}, "state": state});
-    let red = |state: &str| Some(json!({"name": "red", "bridge": {}, "state": state}));
+    let options = json!({"bootFileName": "pxe"});
+    let red =
+        |state: &str| Some(json!({"name": "red", "bridge": {}, "state": state, "dhcpOptions": options}));
     let plan = plan(&f, &manifest(default("up"), None));
     let mut vm = f.start_config(&on(&f, &pod, plan)).unwrap();
     let go = |vm: &mut Vm<'_>, default: Value, red: Option<Value>| {
@@ -616,6 +619,11 @@ pub fn sync_applies_interfaces() {
         .map(|i| (i.name, i.link_up))
         .collect();
     assert_eq!((shown["default"], shown["red"]), (true, false));
+    let saved = dir(&f, "saved");
+    save(&f, &vm, &saved, false).unwrap();
+    let described = std::fs::read(saved.join("snapshot.json")).unwrap();
+    let described: Value = serde_json::from_slice(&described).unwrap();
+    assert_eq!(described["interfaces"][0]["dhcp"], options);
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }

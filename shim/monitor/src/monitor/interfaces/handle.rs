@@ -5,6 +5,7 @@ use std::time::Duration;
 use husk_network::{GuestCounters, LinkCounters, Netns, tap_counters};
 use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceMetrics};
 use husk_proto::vmm::v1::NicCounters;
+use husk_vmi::NicDhcp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -39,7 +40,7 @@ pub(super) enum InterfaceCommand {
         oneshot::Sender<Result<Vec<OpenNic>, VmNetworkError>>,
     ),
     VmStarted(VmmConnection),
-    Add(AddInterfaceRequest, Reply<()>),
+    Add(AddInterfaceRequest, NicDhcp, Reply<()>),
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
     Hold(Reply<(Hold, Vec<PluggedInterface>)>),
@@ -96,8 +97,13 @@ impl InterfacesHandle {
     }
 
     /// Plugs an interface.
-    pub(in crate::monitor) async fn add(&self, request: AddInterfaceRequest) -> Result<(), VmError> {
-        self.ask(|reply| InterfaceCommand::Add(request, reply)).await
+    pub(in crate::monitor) async fn add(
+        &self,
+        request: AddInterfaceRequest,
+        dhcp: NicDhcp,
+    ) -> Result<(), VmError> {
+        self.ask(|reply| InterfaceCommand::Add(request, dhcp, reply))
+            .await
     }
 
     /// Unplugs a hotplugged interface. On a timeout the removal continues in the background.

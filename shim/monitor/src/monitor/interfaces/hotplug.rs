@@ -24,7 +24,7 @@ const MAX_NAME: usize = 253;
 /// Maximum time for the VMM to add a NIC or to set its link state.
 const AT_ONCE: Duration = Duration::from_secs(30);
 impl InterfacesActor {
-    pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), VmError> {
+    pub(super) async fn add(&mut self, request: AddInterfaceRequest, dhcp: NicDhcp) -> Result<(), VmError> {
         let AddInterfaceRequest { name, device, mac } = request;
         if !is_name(&name) {
             let text = format!(
@@ -62,7 +62,7 @@ impl InterfacesActor {
                 queues: self.table.queues(),
                 owner: vm_network.defaults.owner,
             },
-            options: vm_network.defaults.options(&NicDhcp::default()),
+            options: vm_network.defaults.options(&dhcp),
             link_up: true,
         };
         let PreparedInterface {
@@ -93,7 +93,8 @@ impl InterfacesActor {
             Ok(slot) => info!(interface = name, device, slot, "interface added"),
         }
         let plugged = slot.as_ref().ok().and_then(|slot| u8::try_from(*slot).ok());
-        self.table.add(shown, server, index, Origin::Plugged(plugged));
+        self.table
+            .add(shown, server, index, Origin::Plugged(plugged, dhcp));
         slot.map(drop)
     }
 

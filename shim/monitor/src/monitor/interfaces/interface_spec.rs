@@ -76,7 +76,7 @@ impl InterfaceDefaults {
                 queues: interface.queues,
                 owner: self.owner,
             },
-            options: self.options(&NicDhcp::default()),
+            options: self.options(&interface.dhcp),
             link_up: interface.link_up,
         }
     }
@@ -181,5 +181,20 @@ mod tests {
         assert_eq!(spec.options.boot_file.as_deref(), Some("pxe"));
         assert_eq!(spec.options.hostname.as_deref(), Some("demo"));
         assert!(!spec.link_up);
+    }
+
+    #[test]
+    fn options_of_a_plugged_interface_are_kept() {
+        let saved = PluggedInterface {
+            name: "red".into(),
+            device: "net1".into(),
+            mac: MacAddr([2, 0, 0, 0, 0, 9]),
+            queues: 1,
+            link_up: true,
+            pci_slot: 24,
+            dhcp: nic(NicNetwork::Pod, NicBinding::Bridge).dhcp,
+        };
+        let options = defaults().saved(1, &saved).options;
+        assert_eq!(options.boot_file.as_deref(), Some("pxe"));
     }
 }

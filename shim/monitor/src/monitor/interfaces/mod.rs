@@ -108,7 +108,7 @@ impl InterfacesActor {
         match command {
             InterfaceCommand::Prepare(plugged, reply) => drop(reply.send(self.prepare(plugged).await)),
             InterfaceCommand::VmStarted(connection) => self.connection = Some(connection),
-            InterfaceCommand::Add(request, reply) => drop(reply.send(self.add(request).await)),
+            InterfaceCommand::Add(request, dhcp, reply) => drop(reply.send(self.add(request, dhcp).await)),
             InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
             InterfaceCommand::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
             InterfaceCommand::Hold(reply) => drop(reply.send(self.hold())),
@@ -132,24 +132,25 @@ impl InterfacesActor {
         let mut indices = 0u8..;
         let planned = self.plan.nics.iter().zip(indices.by_ref());
         let planned = planned.map(|(nic, index)| (vm_network.defaults.planned(index, nic), None));
-        let mut spec: Vec<(InterfaceSpec, Option<u8>)> = planned.collect();
-        for (interface, index) in plugged.iter().zip(indices) {
-            let saved = vm_network.defaults.saved(index, interface);
-            spec.push((saved, Some(interface.pci_slot)));
+        let mut spec: Vec<(InterfaceSpec, Option<PluggedInterface>)> = planned.collect();
+        for (interface, index) in plugged.into_iter().zip(indices) {
+            let saved = vm_network.defaults.saved(index, &interface);
+            spec.push((saved, Some(interface)));
         }
-        let (spec, slots): (Vec<_>, Vec<_>) = spec.into_iter().unzip();
+        let (spec, plugged): (Vec<_>, Vec<_>) = spec.into_iter().unzip();
         let ready = spawn_blocking(move || vm_network.prepare(&spec)).await;
         let mut nics = Vec::new();
-        for (ready, slot) in ready
+        for (ready, plugged) in ready
             .map_err(|_| VmNetworkError::Aborted)??
             .into_iter()
-            .zip(slots)
+            .zip(plugged)
         {
             let Interface {
                 name, device, vhost, ..
             } = &ready.shown;
             info!(interface = name, device, vhost, "interface prepared");
-            let origin = slot.map_or(Origin::Start, |slot| Origin::Plugged(Some(slot)));
+            let slot = plugged.as_ref().map(|plugged| plugged.pci_slot);
+            let origin = plugged.map_or(Origin::Start, |plugged| Origin::Plugged(slot, plugged.dhcp));
             self.table.add(ready.shown, ready.server, ready.index, origin);
             nics.push(OpenNic {
                 pci_slot: slot,

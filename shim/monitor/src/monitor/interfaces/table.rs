@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use husk_proto::shim::v1::Interface;
+use husk_vmi::NicDhcp;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{StreamExt, StreamMap};
@@ -17,12 +18,13 @@ use husk_network::dhcp::DhcpServer;
 use husk_network::{DeviceNames, MacAddr};
 
 /// When an interface came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     /// With the VM.
     Start,
-    /// While the VM ran, or the VM that was saved: into this PCI slot. None if the VMM has not told it.
-    Plugged(Option<u8>),
+    /// While the VM ran, or the VM that was saved: into this PCI slot, with these options. None if the VMM has not told
+    /// the slot.
+    Plugged(Option<u8>, NicDhcp),
 }
 
 /// A present interface.
@@ -54,7 +56,7 @@ impl InterfaceEntry {
             ..
         } = &self.shown;
         let known = || {
-            let Origin::Plugged(Some(pci_slot)) = self.origin else {
+            let Origin::Plugged(Some(pci_slot), dhcp) = &self.origin else {
                 return None;
             };
             Some(PluggedInterface {
@@ -63,7 +65,8 @@ impl InterfaceEntry {
                 mac: mac.parse().ok()?,
                 queues: u16::try_from(*queues).ok()?,
                 link_up: *link_up,
-                pci_slot,
+                pci_slot: *pci_slot,
+                dhcp: dhcp.clone(),
             })
         };
         known().ok_or_else(|| VmError::internal(format!("interface {name:?}: its PCI slot is not known")))

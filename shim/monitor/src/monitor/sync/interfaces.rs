@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use husk_network::MacAddr;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
-use husk_vmi::InterfaceUpdate;
+use husk_vmi::{InterfaceUpdate, NicPlan};
 
 use super::{SyncProgress, VmiSync};
 use crate::monitor::vm_error::VmError;
@@ -30,10 +30,7 @@ impl VmiSync {
         for wanted in wanted {
             let status = match wanted {
                 InterfaceUpdate::Planned { name, link_up } => self.planned(&name, link_up, done).await?,
-                InterfaceUpdate::Added(nic) => {
-                    let mac = nic.mac.map(|mac| MacAddr(mac).to_string()).unwrap_or_default();
-                    self.added(&nic.name, mac, nic.link_up, done).await?
-                }
+                InterfaceUpdate::Added(nic) => self.added(*nic, done).await?,
                 InterfaceUpdate::Absent { name, planned } => {
                     if told.contains_key(&name) {
                         continue;
@@ -99,13 +96,8 @@ impl VmiSync {
         ))
     }
 
-    async fn added(
-        &self,
-        name: &str,
-        mac: String,
-        link_up: bool,
-        done: &mut SyncProgress,
-    ) -> Result<InterfaceStatus, VmError> {
+    async fn added(&self, nic: NicPlan, done: &mut SyncProgress) -> Result<InterfaceStatus, VmError> {
+        let name = nic.name.as_str();
         let is_there = self.interface(name).is_some();
         if !is_there && self.plan.nics.is_empty() && self.environment.network.is_none() {
             let text = "the VM was started without a network";
@@ -114,10 +106,10 @@ impl VmiSync {
         let request = AddInterfaceRequest {
             name: name.to_owned(),
             device: String::new(),
-            mac,
+            mac: nic.mac.map(|mac| MacAddr(mac).to_string()).unwrap_or_default(),
         };
         // If the interface is present, this checks that it is the same one.
-        match self.interfaces.add(request).await {
+        match self.interfaces.add(request, nic.dhcp).await {
             Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
             Ok(()) => {}
             Err(refused) => {
@@ -125,7 +117,7 @@ impl VmiSync {
                 return Ok(status(name.to_owned(), self.interface(name), "Pending", text));
             }
         }
-        self.link(name, link_up, done).await?;
+        self.link(name, nic.link_up, done).await?;
         Ok(status(
             name.to_owned(),
             self.interface(name),
