@@ -25,6 +25,9 @@ const MAX_VOLUMES: usize = 32;
 /// Maximum time to open the data of all volumes. It may be on a network file system that does not answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Begin of the error for a changed grace period.
+const GRACE_PERIOD: &str = "spec.terminationGracePeriodSeconds:";
+
 /// A call of SyncVmi.
 #[derive(Debug)]
 pub struct SyncCall {
@@ -103,6 +106,8 @@ impl SyncCall {
         }
         let mut request = SyncVmiRequest {
             vmi: self.vmi,
+            // virt-controller also brings changes to a VMI that its VM takes at the next start only.
+            partial: true,
             ..SyncVmiRequest::default()
         };
         // The VM takes descriptors once it runs.
@@ -129,8 +134,15 @@ impl SyncCall {
             )
         });
         let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
+        // Each shutdown says the grace period, which is changed before it.
+        let restart = answer
+            .restart_required
+            .iter()
+            .filter(|line| !line.starts_with(GRACE_PERIOD));
+        let restart: Vec<&str> = restart.map(String::as_str).collect();
+        let restart = (!restart.is_empty()).then(|| restart.join("\n"));
         Ok(Synced {
-            error: error.or(refused),
+            error: error.or(refused).or(restart),
             answer,
             waits: false,
             awaited,

@@ -321,6 +321,32 @@ async fn vm_that_does_not_start_is_a_condition_and_one_event() {
 }
 
 #[tokio::test]
+async fn changes_that_wait_for_a_restart_are_told_and_hold_up_no_others() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let _agent = node.agent();
+    node.until_phase("vm", "Running").await;
+    until("synchronised", || node.condition("vm", "Synchronized").is_none()).await;
+    // virtctl sets it before it deletes a VM.
+    node.api.change("vm", |vmi| {
+        vmi["spec"]["terminationGracePeriodSeconds"] = json!(7)
+    });
+    let calls = |shim: &Shim| shim.calls().iter().filter(|call| *call == "sync").count();
+    let before = calls(&shim);
+    until("a call", || calls(&shim) > before).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(node.condition("vm", "Synchronized").is_none());
+    node.api
+        .change("vm", |vmi| vmi["spec"]["hostname"] = json!("changed"));
+    until("told", || node.condition("vm", "Synchronized").is_some()).await;
+    let condition = node.condition("vm", "Synchronized").unwrap();
+    assert_eq!(condition["message"], "spec.hostname: restart the VM");
+    assert_eq!(node.phase("vm"), "Running");
+    node.api.change("vm", |vmi| vmi["spec"]["hostname"] = json!("vm"));
+    until("synchronised", || node.condition("vm", "Synchronized").is_none()).await;
+}
+
+#[tokio::test]
 async fn pod_that_is_not_husks_is_left_alone() {
     let node = Node::new();
     node.api.put(vmi("stock"));

@@ -354,9 +354,18 @@ impl Pod for Shim {
             ..VolumeStatus::default()
         });
         let detaching: Vec<VolumeStatus> = detaching.collect();
+        // Its VM was started with another host name and grace period.
+        let mut restart_required = Vec::new();
+        if request.partial && vmi["spec"]["hostname"] == "changed" {
+            restart_required.push("spec.hostname: restart the VM".to_owned());
+        }
+        if request.partial && vmi["spec"]["terminationGracePeriodSeconds"] == 7 {
+            restart_required.push("spec.terminationGracePeriodSeconds: restart the VM".to_owned());
+        }
         Ok(Response::new(SyncVmiResponse {
             complete: volumes.len() <= attached && detaching.is_empty(),
             volumes: detaching,
+            restart_required,
             ..SyncVmiResponse::default()
         }))
     }

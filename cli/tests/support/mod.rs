@@ -353,6 +353,7 @@ impl Pod for StubMonitor {
             interfaces: Vec::new(),
             paused,
             complete,
+            restart_required: Vec::new(),
         }))
     }
 

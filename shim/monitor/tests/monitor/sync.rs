@@ -216,11 +216,12 @@ pub fn sync_refuses_changes_that_need_a_restart() {
     other["spec"]["domain"]["cpu"] = json!({"cores": 3});
     let (code, text) = refused(&other.to_string(), &[("data", &data)]);
     assert_eq!(code, Code::FailedPrecondition);
-    let fields: Vec<&str> = text
-        .lines()
-        .filter_map(|line| Some(line.split_once(':')?.0))
-        .collect();
-    assert_eq!(fields, ["spec.domain.cpu", "spec.domain.memory.guest"], "{text}");
+    let fields = |text: &str| -> Vec<String> {
+        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        fields.map(|(field, _)| field.to_owned()).collect()
+    };
+    let both = ["spec.domain.cpu", "spec.domain.memory.guest"];
+    assert_eq!(fields(&text), both, "{text}");
     let (code, text) = refused(&vmi("other", &[]).to_string(), &[]);
     assert_eq!(code, Code::FailedPrecondition);
     assert!(text.starts_with("metadata.name: "), "{text}");
@@ -247,6 +248,15 @@ pub fn sync_refuses_changes_that_need_a_restart() {
     // Nothing changed.
     let info = vm.info();
     assert!(info.disks.len() == 1 && !info.status.unwrap().paused);
+    // On request, the other changes are made.
+    let partial = SyncVmiRequest {
+        partial: true,
+        ..wants(&other, RunState::Unspecified, &[("data", &data)])
+    };
+    let done = sync(&f, &mut vm, partial).unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeAdded, "data")]);
+    assert_eq!(fields(&done.restart_required.join("\n")), both);
+    assert!(done.complete);
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }

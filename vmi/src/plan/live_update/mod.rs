@@ -25,6 +25,8 @@ pub struct LiveUpdate {
     pub volumes: Vec<NewVolume>,
     /// All interfaces that the manifest lists or implies.
     pub interfaces: Vec<InterfaceUpdate>,
+    /// An error for each other field that has changed.
+    pub restart_required: Vec<FieldError>,
 }
 
 /// Desired state of one interface.
@@ -52,7 +54,8 @@ impl VmPlan {
     /// Compares a VMI with the plan that the VM was started from, which has no hot-plugged devices.
     ///
     /// # Errors
-    /// The errors of [`plan`](crate::plan()), then one for each changed field that requires a restart.
+    /// The errors of [`plan`](crate::plan()); the manifest is for another VM; it has a volume that is not hotpluggable,
+    /// or other access credentials.
     pub fn live(&self, vmi: &Vmi) -> Result<LiveUpdate, Vec<FieldError>> {
         validate(vmi)?;
         let mut changes = Changes::new(vmi);
@@ -113,17 +116,21 @@ impl VmPlan {
         }
         changes.end()?;
         let wanted = plan(&kept, &self.resources(&kept))?;
-        let mut changes = Changes::new(vmi);
-        self.compare(&wanted, &mut changes);
+        let (mut changes, mut restart) = (Changes::new(vmi), Changes::new(vmi));
+        self.compare(&wanted, &mut restart);
         let (listed, mut volumes) = (effective_disks(vmi), Vec::new());
         for volume in vmi.spec.volumes.iter().filter(|volume| hot(volume)) {
             if let Some(disk) = listed.iter().find(|disk| disk.name == volume.name) {
                 volumes.extend(new_volume(vmi, disk, volume, drive(&disk.name), &mut changes));
             }
         }
-        let interfaces = self.interfaces(vmi, &wanted, &mut changes);
+        let interfaces = self.interfaces(vmi, &wanted, &mut restart);
         changes.end()?;
-        Ok(LiveUpdate { volumes, interfaces })
+        Ok(LiveUpdate {
+            volumes,
+            interfaces,
+            restart_required: restart.errors,
+        })
     }
 
     fn disk(&self, name: &str) -> Option<&DiskPlan> {
@@ -445,7 +452,8 @@ impl VmPlan {
     }
 }
 
-/// Plans a hot-plugged volume; reports disk types that cannot be hot-plugged. `drive`: the VM has an empty CD-ROM drive
+/// Plans a hot-plugged volume, which is on the SCSI controller whatever its bus; reports disk types that cannot be
+/// hot-plugged. `drive`: the VM has an empty CD-ROM drive
 /// of its name.
 fn new_volume(
     vmi: &Vmi,
@@ -465,11 +473,6 @@ fn new_volume(
     if kind != "disk" && !disc {
         let text = format!("hotplugged volume {:?} must be a disk, not a {kind}", disk.name);
         changes.add(&format!("{path}.{kind}"), text);
-        return None;
-    }
-    if disk.is_virtio_blk() {
-        let text = format!("hotplugged disk {:?} must be on the bus scsi", disk.name);
-        changes.add(&format!("{path}.disk.bus"), text);
         return None;
     }
     let claim = volume.persistent_volume_claim.as_ref();

@@ -49,9 +49,17 @@ fn running() -> VmPlan {
 }
 
 fn live(change: Value) -> Result<LiveUpdate, String> {
-    running()
-        .live(&vmi(change))
+    whole(&running(), &vmi(change))
         .map_err(|errors| errors.iter().map(|error| format!("{error}\n")).collect())
+}
+
+/// The changes, if none requires a restart.
+fn whole(running: &VmPlan, vmi: &Vmi) -> Result<LiveUpdate, Vec<FieldError>> {
+    let live = running.live(vmi)?;
+    match live.restart_required.is_empty() {
+        true => Ok(live),
+        false => Err(live.restart_required),
+    }
 }
 
 fn volumes(more: Value) -> Value {
@@ -73,6 +81,7 @@ fn the_vmi_it_was_started_from_wants_nothing() {
     let wanted = LiveUpdate {
         volumes: Vec::new(),
         interfaces: vec![planned],
+        restart_required: Vec::new(),
     };
     assert_eq!(live(json!({})).unwrap(), wanted);
     // Labels are nobody's business here, nor is a UID that one side does not know.
@@ -164,6 +173,28 @@ fn changes_that_need_a_restart_are_refused_by_field() {
 }
 
 #[test]
+fn other_changes_go_beside_those_that_need_a_restart() {
+    let mut change = volumes(json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}}));
+    change["spec"]["domain"] = json!({
+        "cpu": {"cores": 4},
+        "devices": {"interfaces": [{"name": "default", "masquerade": {}, "state": "down"}]},
+    });
+    let found = running().live(&vmi(change)).unwrap();
+    assert_eq!(found.volumes.len(), 1);
+    let down = InterfaceUpdate::Planned {
+        name: "default".into(),
+        link_up: false,
+    };
+    assert_eq!(found.interfaces, [down]);
+    let fields: Vec<&str> = found
+        .restart_required
+        .iter()
+        .map(|error| error.field.as_str())
+        .collect();
+    assert_eq!(fields, ["spec.domain.cpu"]);
+}
+
+#[test]
 fn hotpluggable_volumes_have_the_settings_of_their_disks() {
     let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
     let wanted = NewVolume {
@@ -191,11 +222,11 @@ fn hotpluggable_volumes_have_the_settings_of_their_disks() {
         (CacheMode::None, crate::ErrorPolicy::Report)
     );
 
-    for (disk, field) in [
-        (json!({"bus": "virtio"}), "disk.bus"),
-        (json!({"bus": "scsi"}), "lun"),
-        (json!({"bus": "scsi"}), "cdrom"),
-    ] {
+    // There is no other bus to plug it into.
+    change["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"] = json!("virtio");
+    assert_eq!(live(change.clone()).unwrap().volumes, [found]);
+
+    for (disk, field) in [(json!({"bus": "scsi"}), "lun"), (json!({"bus": "scsi"}), "cdrom")] {
         let kind = field.split('.').next().unwrap();
         let mut change = change.clone();
         change["spec"]["domain"]["devices"]["disks"][0] = json!({"name": "data", kind: disk});
@@ -218,7 +249,7 @@ fn a_hotpluggable_volume_that_was_there_at_the_start_is_a_part_of_the_vm() {
     }
     let running = plan(&first, &resources).unwrap();
     assert_eq!(running.live(&first).unwrap().volumes, []);
-    let errors = running.live(&vmi(json!({}))).unwrap_err();
+    let errors = running.live(&vmi(json!({}))).unwrap().restart_required;
     assert_eq!(errors[0].field, "spec.domain.devices.disks");
 }
 
@@ -247,7 +278,7 @@ fn refused_for_drive(change: Value) -> Vec<String> {
     let mut resources = PodResources::default();
     resources.volumes.insert("root".into(), "/root.img".into());
     let running = plan(&vmi(with_cd("cdrom", None)), &resources).unwrap();
-    let refused = running.live(&vmi(change)).unwrap_err();
+    let refused = whole(&running, &vmi(change)).unwrap_err();
     refused.iter().map(ToString::to_string).collect()
 }
 
@@ -370,7 +401,7 @@ fn kernel_files_are_part_of_the_vm() {
         boot("/initrd", "console=ttyS0"),
         boot("/other", "console=ttyS0 ro"),
     ] {
-        let errors = running.live(&other).unwrap_err();
+        let errors = running.live(&other).unwrap().restart_required;
         assert_eq!(errors.len(), 1, "{errors:?}");
         let error = errors[0].to_string();
         assert!(error.starts_with("spec.domain.firmware.kernelBoot:"), "{error}");

@@ -87,12 +87,21 @@ impl VmiSync {
         let _queued = self.queue.try_acquire().map_err(busy)?;
         let _in_progress = self.in_progress.lock().await;
         let state = request.run_state();
-        let SyncVmiRequest { vmi, paths, fds, .. } = request;
+        let SyncVmiRequest {
+            vmi,
+            paths,
+            fds,
+            partial,
+            ..
+        } = request;
         let given = volumes::GivenData { paths, fds };
         let plan = self.plan.clone();
         // Parsing the largest manifest takes a while.
         let wanted = spawn_blocking(move || wanted(&vmi, &plan)).await;
         let (vmi, live) = wanted.map_err(|error| VmError::internal(error.to_string()))??;
+        if !partial && !live.restart_required.is_empty() {
+            return Err(VmError::wrong_state(lines(&live.restart_required)));
+        }
         given.check(&vmi)?;
         if self.vm.running().is_none() {
             return Err(VmError::not_running());
@@ -111,6 +120,7 @@ impl VmiSync {
         given: &volumes::GivenData,
     ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
+        let restart_required = lines(&live.restart_required);
         // A paused guest releases no device. So it is resumed first and paused last.
         if state == RunState::Running && self.is_paused() {
             self.vm.resume().await?;
@@ -132,6 +142,7 @@ impl VmiSync {
             interfaces: interfaces?,
             paused: self.is_paused(),
             complete: !done.waits && !network.waits,
+            restart_required: restart_required.lines().map(str::to_owned).collect(),
         })
     }
 
@@ -163,14 +174,16 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
     if vmi.namespace == "default" {
         vmi.namespace.clone_from(&plan.namespace);
     }
-    let lines = |errors: Vec<FieldError>| {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        short(&lines.join("\n"))
-    };
-    husk_vmi::validate(&vmi).map_err(|errors| VmError::invalid_argument(lines(errors)))?;
+    husk_vmi::validate(&vmi).map_err(|errors| VmError::invalid_argument(lines(&errors)))?;
     let live = plan.live(&vmi);
-    let live = live.map_err(|errors| VmError::wrong_state(lines(errors)))?;
+    let live = live.map_err(|errors| VmError::wrong_state(lines(&errors)))?;
     Ok((*vmi, live))
+}
+
+/// The errors, a line each.
+fn lines(errors: &[FieldError]) -> String {
+    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    short(&lines.join("\n"))
 }
 
 /// Shortens a text to what fits in a gRPC status, by whole lines where possible.
