@@ -353,6 +353,7 @@ fn fields_that_are_met_differently_are_noted_by_path() {
         ("nodeSelector", json!({"a": "b"}), "nodeSelector"),
         ("affinity", json!({"nodeAffinity": {}}), "affinity"),
         ("schedulerName", json!("s"), "schedulerName"),
+        ("serviceAccountName", json!("a"), "serviceAccountName"),
         ("tolerations", json!([{"key": "a"}]), "tolerations"),
         (
             "topologySpreadConstraints",

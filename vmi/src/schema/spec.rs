@@ -16,6 +16,7 @@ const NO_PINNING: &str = "dedicated CPUs are not supported yet; vCPUs are schedu
 /// `spec` of a VirtualMachineInstance.
 pub(crate) static VMI_SPEC: FieldType = Object(&[
     pod("priorityClassName", Str),
+    pod("serviceAccountName", Str),
     honoured("domain", Object(DOMAIN)).required(),
     pod("nodeSelector", Strings),
     pod("affinity", Open(&[])),
