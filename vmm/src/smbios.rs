@@ -252,7 +252,7 @@ mod tests {
     fn image(memory: u64, topology: Topology) -> Vec<u8> {
         let identity = SystemIdentity {
             uuid: UUID,
-            serial: "S-1".into(),
+            serial: "VMware-42 1a bf ä".into(),
         };
         tables(&identity, topology, &Layout::new(memory, 48).unwrap()).unwrap()
     }
@@ -298,7 +298,7 @@ mod tests {
         );
         let (_, system, strings) = walk(&image[32..]).into_iter().find(|s| s.0 == 1).unwrap();
         assert_eq!(Uuid::from_slice_le(&system[8..24]).unwrap(), UUID);
-        assert_eq!(strings, ["KubeVirt", "None", "S-1", "KubeVirt"]);
+        assert_eq!(strings, ["KubeVirt", "None", "VMware-42 1a bf ä", "KubeVirt"]);
         assert_eq!(system[7], 3);
     }
 
