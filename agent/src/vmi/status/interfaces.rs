@@ -5,24 +5,39 @@ use std::net::IpAddr;
 use husk_proto::shim::v1::{GuestInterface, Interface};
 use serde_json::{Map, Value, json};
 
-/// Sources of an entry: the VM's definition, the guest's agent.
+/// Sources of an entry: the VM's definition, the guest's agent, and virt-controller, which sees the pod's networks.
 const DOMAIN: &str = "domain";
 const GUEST_AGENT: &str = "guest-agent";
+const MULTUS_STATUS: &str = "multus-status";
+/// Fields that only an interface of the VM has.
+const OF_VM: &[&str] = &[
+    "mac",
+    "queueCount",
+    "linkState",
+    "ipAddress",
+    "ipAddresses",
+    "interfaceName",
+];
 /// Most entries of interfaces that only the guest has.
 const GUEST_ONLY: usize = 10;
 const LOOPBACK: &str = "lo";
 
-/// The entries `present` with the VM's interfaces and those that the guest has: the interface of the pod's network
-/// first, because tools take the VMI's address from the first entry, then in the order of `spec.networks`, then others.
+/// The entries of `present` that last, with the VM's interfaces and those that the guest has: the interface of the
+/// pod's network first, because tools take the VMI's address from the first entry, then in the order of
+/// `spec.networks`, then others.
 pub fn merged<'a>(
     present: &Value,
     spec: &Value,
     interfaces: &[Interface],
     guest: impl Iterator<Item = &'a GuestInterface>,
-) -> Value {
+) -> Vec<Value> {
     let guest: Vec<_> = guest.filter(|interface| interface.name != LOOPBACK).collect();
     let mut entries: Vec<Value> = present.as_array().cloned().unwrap_or_default();
-    entries.retain(|entry| entry["name"].is_string());
+    entries.retain_mut(|entry| {
+        entry
+            .as_object_mut()
+            .is_some_and(|entry| lasts(entry, spec, interfaces))
+    });
     for interface in interfaces {
         let found = entries
             .iter()
@@ -61,13 +76,46 @@ pub fn merged<'a>(
     };
     let others = guest.into_iter().filter(|told| !is_known(told));
     entries.extend(others.take(GUEST_ONLY).map(guest_only));
-    Value::Array(entries)
+    entries
+}
+
+/// True for an entry of the VM or of the pod's network, and for one that is to be plugged, which loses all data of an
+/// earlier device. Others must go: until then virt-controller leaves an absent interface in the specs.
+fn lasts(entry: &mut Map<String, Value>, spec: &Value, interfaces: &[Interface]) -> bool {
+    let Some(name) = entry.get("name").and_then(Value::as_str) else {
+        return false;
+    };
+    let mut networks = spec["networks"].as_array().into_iter().flatten();
+    if interfaces.iter().any(|interface| interface.name == name)
+        || networks.any(|network| network["name"] == name && network["pod"].is_object())
+    {
+        return true;
+    }
+    let wanted = interface_of(spec, name).is_some_and(|interface| interface["state"] != "absent");
+    let sources = foreign_sources(entry);
+    if !wanted || !sources.iter().any(|source| source == MULTUS_STATUS) {
+        return false;
+    }
+    entry.retain(|field, _| !OF_VM.contains(&field.as_str()));
+    entry.insert("infoSource".to_owned(), json!(sources.join(", ")));
+    true
+}
+
+fn interface_of<'a>(spec: &'a Value, name: &str) -> Option<&'a Value> {
+    let interfaces = spec["domain"]["devices"]["interfaces"].as_array();
+    interfaces?.iter().find(|interface| interface["name"] == name)
 }
 
 fn is_masquerade(spec: &Value, name: &str) -> bool {
-    let interfaces = spec["domain"]["devices"]["interfaces"].as_array();
-    let mut interfaces = interfaces.into_iter().flatten();
-    interfaces.any(|interface| interface["name"] == name && interface["masquerade"].is_object())
+    interface_of(spec, name).is_some_and(|interface| interface["masquerade"].is_object())
+}
+
+/// Sources of an entry that are not the agent's.
+fn foreign_sources(entry: &Map<String, Value>) -> Vec<String> {
+    let sources = entry.get("infoSource").and_then(Value::as_str);
+    let sources = sources.unwrap_or_default().split(", ");
+    let foreign = sources.filter(|source| !["", DOMAIN, GUEST_AGENT].contains(source));
+    foreign.map(str::to_owned).collect()
 }
 
 fn write(
@@ -96,16 +144,9 @@ fn write(
         Some(told) => _ = entry.insert("interfaceName".to_owned(), json!(told.name)),
         None => _ = entry.remove("interfaceName"),
     }
-    let mut sources = vec![DOMAIN];
-    sources.extend(told.map(|_| GUEST_AGENT));
-    let before = entry
-        .get("infoSource")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let others = before
-        .split(", ")
-        .filter(|source| !["", DOMAIN, GUEST_AGENT].contains(source));
-    sources.extend(others);
+    let mut sources = vec![DOMAIN.to_owned()];
+    sources.extend(told.map(|_| GUEST_AGENT.to_owned()));
+    sources.extend(foreign_sources(entry));
     let sources = sources.join(", ");
     entry.insert("infoSource".to_owned(), json!(sources));
 }

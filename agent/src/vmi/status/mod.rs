@@ -76,10 +76,14 @@ fn describe(status: &mut Value, vmi: &Vmi, running: &Status, synced: Option<&Syn
     status["machine"] = json!({"type": MACHINE_TYPE});
     status["selinuxContext"] = json!(NO_SELINUX);
     status["migrationMethod"] = json!(volumes::migration_method(status));
-    if !running.interfaces.is_empty() {
-        let told = running.guest.iter().flat_map(|guest| &guest.interfaces);
-        status["interfaces"] =
-            interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces, told);
+    let told = running.guest.iter().flat_map(|guest| &guest.interfaces);
+    let interfaces = interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces, told);
+    if let Some(status) = status.as_object_mut() {
+        // An empty list is not written, as KubeVirt's types have it.
+        match interfaces.is_empty() {
+            true => _ = status.remove("interfaces"),
+            false => _ = status.insert("interfaces".to_owned(), interfaces.into()),
+        }
     }
     if let Some(guest) = &running.guest {
         guest::update(status, guest);

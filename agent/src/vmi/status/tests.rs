@@ -90,7 +90,6 @@ fn interfaces_keep_what_others_wrote_and_the_pods_network_is_first() {
         ]);
         vmi["status"]["interfaces"] = json!([
             {"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod7e0"},
-            {"name": "later", "infoSource": "multus-status"},
         ]);
     });
     let interface = |name: &str, addresses: &[&str]| Interface {
@@ -117,8 +116,50 @@ fn interfaces_keep_what_others_wrote_and_the_pods_network_is_first() {
                 "name": "lan", "mac": "", "queueCount": 2, "linkState": "down",
                 "infoSource": "domain, multus-status", "podInterfaceName": "pod7e0",
             },
-            {"name": "later", "infoSource": "multus-status"},
         ])
+    );
+}
+
+#[test]
+fn entries_of_interfaces_that_the_vm_lacks_last_only_if_they_are_to_be_plugged() {
+    let entry = |source: &str| {
+        json!({
+            "name": "lan", "infoSource": source, "podInterfaceName": "pod7e0", "mac": "02:00:00:00:00:01",
+            "queueCount": 1, "linkState": "up", "interfaceName": "eth1", "ipAddress": "10.1.0.5",
+            "ipAddresses": ["10.1.0.5"],
+        })
+    };
+    let status = |interfaces: Value, source: &str| {
+        let vmi = vmi(|vmi| {
+            vmi["spec"]["networks"] = json!([
+                {"name": "default", "pod": {}},
+                {"name": "lan", "multus": {"networkName": "lan"}},
+            ]);
+            vmi["spec"]["domain"]["devices"]["interfaces"] = interfaces;
+            vmi["status"]["interfaces"] =
+                json!([{"name": "default", "ipAddress": "10.0.0.5"}, entry(source)]);
+        });
+        let interfaces = new_status(&vmi, &running(|_| {}), None)["interfaces"].clone();
+        assert_eq!(interfaces[0], json!({"name": "default", "ipAddress": "10.0.0.5"}));
+        interfaces.as_array().unwrap()[1..].to_vec()
+    };
+    let everywhere = "domain, guest-agent, multus-status";
+    let absent = json!([{"name": "lan", "bridge": {}, "state": "absent"}]);
+    assert_eq!(status(absent, everywhere), [] as [Value; 0]);
+    assert_eq!(status(json!([]), everywhere), [] as [Value; 0]);
+    let wanted = || json!([{"name": "lan", "bridge": {}}]);
+    assert_eq!(status(wanted(), "domain"), [] as [Value; 0]);
+    let kept = json!({"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod7e0"});
+    assert_eq!(status(wanted(), everywhere), [kept]);
+}
+
+#[test]
+fn a_vm_without_interfaces_has_no_list_of_them() {
+    let last = vmi(|vmi| vmi["status"]["interfaces"] = json!([{"name": "lan", "infoSource": "domain"}]));
+    assert!(
+        new_status(&last, &running(|_| {}), None)
+            .get("interfaces")
+            .is_none()
     );
 }
 
