@@ -1,6 +1,6 @@
 //! The kernel that a plan boots.
 
-use super::disk::{DiskPlan, DiskSource};
+use super::disk::{DeviceType, DiskPlan, DiskSource};
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources};
 use super::volume_source::{KERNEL_VOLUME, relative};
 use crate::field::{FieldError, Note};
@@ -127,7 +127,8 @@ fn interface_boot_orders(vmi: &Vmi) -> impl Iterator<Item = String> {
         .map(|(i, _)| vmi.at(&format!("domain.devices.interfaces[{i}].bootOrder")))
 }
 
-/// The disks with a boot order, in that order; if there are none, the first disk. Empty CD-ROM drives are skipped.
+/// The disks with a boot order, in that order. If there are none, the first that is no CD-ROM, as with libvirt, else the
+/// first. Empty CD-ROM drives are skipped.
 fn from_disks(
     vmi: &Vmi,
     disks: &[DiskPlan],
@@ -152,7 +153,8 @@ fn from_disks(
         }
     }
     if ordered.is_empty() {
-        ordered.extend(loaded().next());
+        let first = loaded().find(|disk| !matches!(disk.device, DeviceType::Cdrom { .. }));
+        ordered.extend(first.or_else(|| loaded().next()));
     }
     if ordered.is_empty() && errors.is_empty() {
         let path = vmi.at("domain.devices.disks");

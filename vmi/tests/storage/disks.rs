@@ -140,6 +140,25 @@ fn a_drive_may_be_empty_and_is_not_booted() {
 }
 
 #[test]
+fn without_a_boot_order_a_disc_is_only_booted_if_there_is_no_disk() {
+    let disc = json!({"name": "root", "cdrom": {}});
+    let volume = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
+    let seed = json!({"name": "seed", "cloudInitNoCloud": {"userData": "a"}});
+    let order = |disks: Value| {
+        let volumes = json!([volume, seed]);
+        let plan = planned(&[(LIST, disks), ("volumes", volumes)]).unwrap();
+        match plan.boot {
+            BootPlan::Disks { order, .. } => order,
+            other => panic!("{other:?}"),
+        }
+    };
+    let disk = json!({"name": "seed", "disk": {"bus": "virtio"}});
+    assert_eq!(order(json!([disc, disk])), ["seed"]);
+    assert_eq!(order(json!([disk, disc])), ["seed"]);
+    assert_eq!(order(json!([disc, {"name": "seed", "cdrom": {}}])), ["root"]);
+}
+
+#[test]
 fn settings_are_carried_over() {
     let plan = one(json!({
         "disk": {"bus": "virtio", "readonly": true},
