@@ -182,8 +182,8 @@ fn a_vm_is_planned_and_other_documents_are_recognised() {
         }
     );
     assert_eq!(plan.disks[1].source, DiskSource::File("/dev/vg/green".into()));
-    // The UUID of a VirtualMachine depends on its name only: uuid5 of KubeVirt's namespace and "green.example".
-    assert_eq!(plan.uuid.to_string(), "9d9b4d14-39ef-5aa6-a70b-9356579a82e3");
+    // uuid5 of KubeVirt's UUID for VirtualMachines and "prod/green.example".
+    assert_eq!(plan.uuid.to_string(), "e870800d-1f24-5627-8917-313212584cf7");
     assert_eq!(
         noted(&plan),
         [
@@ -195,6 +195,18 @@ fn a_vm_is_planned_and_other_documents_are_recognised() {
              driver virtio_net",
         ]
     );
+}
+
+#[test]
+fn vms_of_one_name_have_a_uuid_for_each_namespace() {
+    let uuid = |namespace: &str| {
+        let text = MACHINE.replace("namespace: prod", namespace);
+        only(&text).spec.domain.firmware.uuid.unwrap()
+    };
+    let of_kubevirt = "9d9b4d14-39ef-5aa6-a70b-9356579a82e3";
+    assert_eq!([uuid(""), uuid("namespace: default")], [of_kubevirt; 2]);
+    assert_ne!(uuid("namespace: prod"), of_kubevirt);
+    assert_ne!(uuid("namespace: prod"), uuid("namespace: test"));
 }
 
 #[test]

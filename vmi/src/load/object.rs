@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
 use super::claim::claims;
-use super::metadata::Metadata;
+use super::metadata::{DEFAULT_NAMESPACE, Metadata};
 use super::run_strategy;
 use super::vmi::Vmi;
 use crate::field::FieldError;
@@ -63,18 +64,26 @@ pub(crate) fn check_template(template: &Value) -> Findings {
 
 fn of_template(mut found: Findings, vm: &Metadata, template: &Value) -> Result<Vmi, Vec<FieldError>> {
     let mut spec = spec(template.get("spec"), TEMPLATE_SPEC, &mut found);
-    // All instances of a VirtualMachine have the same system UUID, which depends on its name only.
     if spec.domain.firmware.uuid.is_none() {
-        let uuid = uuid::Uuid::new_v5(&VM_UUIDS, vm.name.as_bytes());
-        spec.domain.firmware.uuid = Some(uuid.to_string());
+        spec.domain.firmware.uuid = Some(vm_uuid(vm).to_string());
     }
     let (name, namespace) = (vm.name.clone(), vm.namespace.clone());
     let metadata = Metadata::of(template.get("metadata"));
     build(found, name, namespace, metadata, spec, TEMPLATE_SPEC)
 }
 
-/// The namespace of the UUIDs that KubeVirt derives from the names of VirtualMachines.
-const VM_UUIDS: uuid::Uuid = uuid::uuid!("6a1a24a1-4061-4607-8bf4-a3963d0c5895");
+/// The namespace of the UUIDs that KubeVirt derived from the names of VirtualMachines before it stored random ones.
+const VM_UUIDS: Uuid = uuid::uuid!("6a1a24a1-4061-4607-8bf4-a3963d0c5895");
+
+/// The system UUID of all instances of a VirtualMachine: in the default namespace KubeVirt's old one, elsewhere one that
+/// no VirtualMachine of another namespace has.
+fn vm_uuid(vm: &Metadata) -> Uuid {
+    let name = match vm.namespace.as_str() {
+        DEFAULT_NAMESPACE => vm.name.clone(),
+        namespace => format!("{namespace}/{}", vm.name),
+    };
+    Uuid::new_v5(&VM_UUIDS, name.as_bytes())
+}
 
 /// Checks the object without the VMI spec, which is deeper in a VirtualMachine.
 fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::FieldType) -> Findings {
