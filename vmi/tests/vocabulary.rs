@@ -251,6 +251,11 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         ),
         ("domain/devices/tpm", json!({}), "domain.devices.tpm"),
         (
+            "domain/devices/tpm",
+            json!({"enabled": true}),
+            "domain.devices.tpm",
+        ),
+        (
             "domain/devices/watchdog",
             json!({"name": "a", "diag288": {}}),
             "domain.devices.watchdog.diag288",
@@ -620,7 +625,11 @@ fn fields_that_ask_for_nothing_are_silent() {
         ("domain/devices/networkInterfaceMultiqueue", json!(true)),
         ("hostname", json!("a")),
         ("subdomain", json!("b")),
-        ("domain/devices/tpm", Value::Null),
+        ("domain/devices/sound", Value::Null),
+        (
+            "domain/devices/tpm",
+            json!({"enabled": false, "persistent": true}),
+        ),
         ("domain/cpu/dedicatedCpuPlacement", json!(false)),
         ("domain/cpu/model", json!("host-model")),
     ]);

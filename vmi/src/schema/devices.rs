@@ -63,9 +63,11 @@ pub(super) const DEVICES: &[Field] = &[
         Open(&[honoured("name", Str).required()]),
         "a sound device is not supported",
     ),
-    refused("tpm", Open(&[]), "a TPM is not supported"),
+    honoured("tpm", TPM),
     noted("video", Object(&[honoured("type", Str)]), NO_GRAPHICS),
 ];
+
+pub(super) const TPM: FieldType = Object(&[honoured("enabled", Bool), honoured("persistent", Bool)]);
 
 const DISK: FieldType = Object(&[
     honoured("name", Str).required(),

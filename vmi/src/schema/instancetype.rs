@@ -2,7 +2,7 @@
 //!
 //! Only names and types count here: the support of a field is that of the VMI's field that it is written to.
 
-use super::devices::BLOCK_SIZE;
+use super::devices::{BLOCK_SIZE, TPM};
 use super::field_type::FieldType::{Bool, Int, List, Object, Open, Quantity, Str, Strings};
 use super::field_type::{COUNT, EMPTY, Field, FieldType, U32, honoured, refused};
 use super::spec::{CLOCK_TIMERS, CLOCK_UTC, CPU_FEATURES, EFI, FEATURE, HYPERV, IO_THREADS, METADATA};
@@ -173,7 +173,7 @@ const DEVICES: &[Field] = &[
     honoured("preferredRng", EMPTY),
     honoured("preferredBlockMultiQueue", Bool),
     honoured("preferredNetworkInterfaceMultiQueue", Bool),
-    honoured("preferredTPM", Open(&[])),
+    honoured("preferredTPM", TPM),
     honoured("preferredInterfaceMasquerade", EMPTY),
     honoured("preferredPanicDeviceModel", Str),
     honoured("preferredVideoType", Str),

@@ -189,6 +189,7 @@ manifest! {
         network_interface_multiqueue: bool,
         rng: Option<Empty>,
         watchdog: Option<Watchdog>,
+        tpm: Option<Feature>,
         downward_metrics: Option<Empty>,
     }
 

@@ -218,6 +218,14 @@ fn what_husk_lacks_is_refused_as_in_a_manifest() {
 }
 
 #[test]
+fn a_vm_can_do_without_the_preferred_tpm() {
+    let case = Case::preferring(json!({"devices": {"preferredTPM": {"persistent": true}}}))
+        .set("domain/memory", json!({"guest": "1Gi"}))
+        .set("domain/devices/tpm", json!({"enabled": false}));
+    validate(&case.vmi()).unwrap();
+}
+
+#[test]
 fn overcommitted_memory_is_requested_in_part() {
     let case = Case::typed().give("memory/overcommitPercent", json!(25));
     let template = case.template();

@@ -7,6 +7,7 @@ use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::plan::WatchdogAction;
 use crate::schema::Findings;
+use crate::types::Feature;
 
 /// Reports unsupported values and notes.
 pub(crate) fn support(vmi: &Vmi) -> Findings {
@@ -46,12 +47,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
             text,
         ));
     }
-    if domain
-        .features
-        .smm
-        .as_ref()
-        .is_some_and(crate::types::Feature::is_on)
-    {
+    if domain.features.smm.as_ref().is_some_and(Feature::is_on) {
         let text = "is ignored: Husk runs no firmware that needs SMM";
         found.notes.push(Note::new(vmi.at("domain.features.smm"), text));
     }
@@ -92,6 +88,11 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     if let Some(action) = action.filter(|action| WatchdogAction::named(action).is_none()) {
         let path = vmi.at("domain.devices.watchdog.i6300esb.action");
         let text = format!("{path} '{action}' is not supported: use reset, poweroff, shutdown or pause");
+        found.unsupported.push(FieldError::unsupported(path, text));
+    }
+    if domain.devices.tpm.as_ref().is_some_and(Feature::is_on) {
+        let text = "a TPM is not supported; set enabled to false if a preference gives one";
+        let path = vmi.at("domain.devices.tpm");
         found.unsupported.push(FieldError::unsupported(path, text));
     }
     if domain.devices.log_serial_console == Some(false) {
