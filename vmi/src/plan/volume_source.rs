@@ -246,14 +246,23 @@ impl VolumeContext<'_> {
 
     fn meta_data(&self, layout: SeedLayout) -> String {
         let (vmi, uuid) = (self.vmi, self.uuid.to_string());
-        let data = match layout {
-            SeedLayout::NoCloud => json!({"instance-id": uuid, "local-hostname": host_name(vmi)}),
-            SeedLayout::ConfigDrive => json!({
-                "instance_id": format!("{}.{}", vmi.name, vmi.namespace),
-                "hostname": host_name(vmi),
-                "uuid": uuid,
-            }),
+        let (mut data, instancetype) = match layout {
+            SeedLayout::NoCloud => (
+                json!({"instance-id": uuid, "local-hostname": host_name(vmi)}),
+                "instance-type",
+            ),
+            SeedLayout::ConfigDrive => (
+                json!({
+                    "instance_id": format!("{}.{}", vmi.name, vmi.namespace),
+                    "hostname": host_name(vmi),
+                    "uuid": uuid,
+                }),
+                "instance_type",
+            ),
         };
+        if let Some(name) = instancetype_name(vmi) {
+            data[instancetype] = json!(name);
+        }
         data.to_string()
     }
 
@@ -302,6 +311,16 @@ pub(super) fn host_name(vmi: &Vmi) -> String {
     let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
     let name = given.unwrap_or_else(|| vmi.name.split('.').next().unwrap_or_default());
     name.chars().take(HOST_NAME).collect()
+}
+
+/// Name of the VM's instance type, which KubeVirt writes in the annotations: that of the whole cluster comes first.
+fn instancetype_name(vmi: &Vmi) -> Option<&str> {
+    let keys = [
+        "kubevirt.io/cluster-instancetype-name",
+        "kubevirt.io/instancetype-name",
+    ];
+    let mut names = keys.iter().filter_map(|key| vmi.annotations.get(*key));
+    names.find(|name| !name.is_empty()).map(String::as_str)
 }
 
 /// Converts an absolute path in an image to one relative to the root of the image.

@@ -180,6 +180,35 @@ fn a_seed_has_the_instances_id_and_name() {
 }
 
 #[test]
+fn a_seed_names_the_instance_type() {
+    let [of_cluster, own] = [
+        "kubevirt.io/cluster-instancetype-name",
+        "kubevirt.io/instancetype-name",
+    ];
+    for (kind, key) in [
+        ("cloudInitNoCloud", "instance-type"),
+        ("cloudInitConfigDrive", "instance_type"),
+    ] {
+        for (annotations, wanted) in [
+            (json!({}), Value::Null),
+            (json!({own: "small"}), json!("small")),
+            (json!({of_cluster: "u1.small"}), json!("u1.small")),
+            (json!({own: "small", of_cluster: "u1.small"}), json!("u1.small")),
+            (json!({own: "small", of_cluster: ""}), json!("small")),
+        ] {
+            let mut manifest = with(&[("volumes/0", json!({"name": "root", kind: {"userData": "a"}}))]);
+            manifest["metadata"]["annotations"] = annotations;
+            let plan = plan(&vmi(&manifest), &PodResources::default()).unwrap();
+            let DiskSource::CloudInit { meta_data, .. } = &plan.disks[0].source else {
+                panic!("{:?}", plan.disks)
+            };
+            let meta_data: Value = serde_json::from_str(meta_data).unwrap();
+            assert_eq!(meta_data[key], wanted, "{kind}");
+        }
+    }
+}
+
+#[test]
 fn secrets_of_a_seed_come_from_single_files() {
     let files = [
         ("userdata", "/0"),
