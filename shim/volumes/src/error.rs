@@ -107,6 +107,12 @@ pub enum VolumeFault {
     /// A container image cannot be used.
     #[error("{} is not a usable container image: {reason}", path.display())]
     ContainerImage { path: PathBuf, reason: String },
+    /// A hostDisk does not exist, and its manifest does not say how to create it.
+    #[error(
+        "{} does not exist: create it, or set hostDisk.type to DiskOrCreate and hostDisk.capacity",
+        .0.display()
+    )]
+    NoHostDisk(PathBuf),
     /// A containerDisk has no file.
     #[error("no file found in folder {}, no disk present", .0.display())]
     NoDisk(PathBuf),

@@ -23,6 +23,9 @@ pub(super) fn find(
 ) -> Result<PathHandle, VolumeFault> {
     match (at(path), create_bytes) {
         (Err(e), Some(bytes)) if e.kind() == io::ErrorKind::NotFound => create(path, bytes)?,
+        (Err(e), None) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(VolumeFault::NoHostDisk(path.to_owned()));
+        }
         (found, _) => return found.map_err(VolumeFault::io(path)),
     }
     at(path).map_err(VolumeFault::io(path))
@@ -95,7 +98,9 @@ mod tests {
     fn an_image_is_made_once_with_its_folder_and_then_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/disk.img");
-        assert!(matches!(find(&path, None), Err(VolumeFault::Io { .. })));
+        let missing = find(&path, None).unwrap_err().to_string();
+        let way_out = "create it, or set hostDisk.type to DiskOrCreate and hostDisk.capacity";
+        assert_eq!(missing, format!("{} does not exist: {way_out}", path.display()));
         find(&path, Some(3 * MIB + 1)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
         find(&path, Some(9 * MIB)).unwrap();

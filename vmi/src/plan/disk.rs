@@ -272,7 +272,7 @@ pub enum DiskSource {
     HostDisk {
         /// Absolute path on the node.
         path: PathBuf,
-        /// If the file does not exist, create it as a sparse file of this size in bytes.
+        /// If the file does not exist, create it as a sparse file of this size in bytes. None: it must exist.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         create_bytes: Option<u64>,
     },

@@ -138,11 +138,12 @@ impl VolumeContext<'_> {
         }
         let given = self.resources.volumes.get(name).cloned();
         let path = given.unwrap_or_else(|| PathBuf::from(&disk.path));
-        let create = disk.disk_type == "DiskOrCreate";
-        let create_bytes = if create {
-            Some(self.size(name, "hostDisk.capacity", disk.capacity)?)
-        } else {
-            None
+        // Without a capacity the file must exist: whoever opens it reports that.
+        let create_bytes = match disk.capacity {
+            Some(_) if disk.disk_type == "DiskOrCreate" => {
+                Some(self.size(name, "hostDisk.capacity", disk.capacity)?)
+            }
+            _ => None,
         };
         Ok(DiskSource::HostDisk { path, create_bytes })
     }

@@ -95,9 +95,14 @@ fn made_disks_have_whole_mebibytes() {
         create_bytes: Some(1 << 30),
     };
     assert_eq!(host("/d/a.img", json!("1Gi")), Ok(made));
+    let found = DiskSource::HostDisk {
+        path: "/d/a.img".into(),
+        create_bytes: None,
+    };
+    assert_eq!(host("/d/a.img", Value::Null), Ok(found));
     assert_eq!(
-        host("/d/a.img", Value::Null).unwrap_err(),
-        "spec.volumes[0].hostDisk.capacity: Required value: spec.volumes[0].hostDisk.capacity is required to create the disk"
+        host("/d/a.img", json!("1M")).unwrap_err(),
+        "spec.volumes[0].hostDisk.capacity: Invalid value: the size for volume data is too low, must be at least 1MiB"
     );
     assert_eq!(
         host("a.img", json!("1Gi")).unwrap_err(),
