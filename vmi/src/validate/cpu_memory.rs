@@ -75,16 +75,6 @@ fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     not_negative(&request.0, request.1, errors);
     not_negative(&limit.0, limit.1, errors);
     within_limit(&request, &limit, errors);
-    if let (Some(guest), Some(most)) = (memory.guest, limit.1)
-        && guest > most
-    {
-        let path = vmi.at("domain.memory.guest");
-        let text = format!(
-            "{path} '{guest}' must be equal to or less than the memory limit {} '{most}'",
-            limit.0
-        );
-        errors.push(FieldError::invalid(path, text));
-    }
 }
 
 fn hugepages(vmi: &Vmi, errors: &mut Vec<FieldError>) {

@@ -1,7 +1,8 @@
 //! KubeVirt's admission rules, and checks for unsupported values.
 //!
 //! The rules have the order, texts and paths of KubeVirt v1.1. Omitted are rules on feature gates and other objects of a
-//! cluster, and "volume not found" for a volume without a disk, which gets a disk instead.
+//! cluster, rules that newer versions do not apply, and "volume not found" for a volume without a disk, which gets a
+//! disk instead.
 
 mod cpu_memory;
 mod credentials;
