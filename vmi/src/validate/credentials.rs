@@ -1,6 +1,5 @@
 //! Rules on access credentials.
 
-use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::names::subdomain_fault;
@@ -9,7 +8,6 @@ use crate::types::AccessCredential;
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("accessCredentials");
     let credentials = &vmi.spec.access_credentials;
-    list_limit(&list, credentials.len(), errors);
     for (i, credential) in credentials.iter().enumerate() {
         one(vmi, credential, &format!("{list}[{i}]"), errors);
     }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::names::{is_pci_address, is_serial, label_fault};
@@ -14,7 +13,6 @@ const SERIAL: usize = 256;
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("domain.devices.disks");
     let disks = &vmi.spec.domain.devices.disks;
-    list_limit(&list, disks.len(), errors);
     let mut names = HashMap::new();
     let mut orders = HashSet::new();
     for (i, disk) in disks.iter().enumerate() {

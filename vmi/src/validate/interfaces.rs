@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 
-use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::mac;
@@ -17,7 +16,6 @@ const DHCP_OPTION: usize = 255;
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("domain.devices.interfaces");
     let interfaces = &vmi.spec.domain.devices.interfaces;
-    list_limit(&list, interfaces.len(), errors);
     let networks: HashMap<&str, &Network> = vmi.spec.networks.iter().map(|n| (n.name.as_str(), n)).collect();
     let mut names = HashSet::new();
     let mut on_pod = 0;

@@ -1,15 +1,28 @@
-//! Checks that several rules share.
+//! Limits of lists, and checks that several rules share.
 
 use crate::field::FieldError;
+use crate::load::Vmi;
 
-/// Maximum number of volumes, disks, networks or interfaces.
+/// Maximum number of volumes, disks, networks, interfaces or credentials.
 const LIST_LIMIT: usize = 256;
 
-pub(super) fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>) {
-    if length > LIST_LIMIT {
+/// Errors of lists that are too long.
+pub(super) fn lists(vmi: &Vmi) -> Vec<FieldError> {
+    let devices = &vmi.spec.domain.devices;
+    let lengths = [
+        ("volumes", vmi.spec.volumes.len()),
+        ("domain.devices.disks", devices.disks.len()),
+        ("networks", vmi.spec.networks.len()),
+        ("domain.devices.interfaces", devices.interfaces.len()),
+        ("accessCredentials", vmi.spec.access_credentials.len()),
+    ];
+    let too_long = lengths.into_iter().filter(|(_, length)| *length > LIST_LIMIT);
+    let error = |(field, _)| {
+        let path = vmi.at(field);
         let text = format!("{path} list exceeds the {LIST_LIMIT} element limit in length");
-        errors.push(FieldError::invalid(path, text));
-    }
+        FieldError::invalid(path, text)
+    };
+    too_long.map(error).collect()
 }
 
 /// Error of the path of a file in a container image, if it is invalid.

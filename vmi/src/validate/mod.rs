@@ -27,7 +27,11 @@ use support::support;
 /// # Errors
 /// One [`FieldError`] for each error; never an empty list.
 pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
-    let mut errors = Vec::new();
+    // The other rules take time that grows with the square of the lengths.
+    let mut errors = limits::lists(vmi);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
     volumes::check(vmi, &mut errors);
     let before = errors.len();
     cpu_memory::check(vmi, &mut errors);

@@ -5,7 +5,6 @@ use std::net::Ipv6Addr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::PodNetwork;
@@ -13,7 +12,6 @@ use crate::types::PodNetwork;
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("networks");
     let networks = &vmi.spec.networks;
-    list_limit(&list, networks.len(), errors);
     let used: HashSet<&str> = vmi
         .spec
         .domain

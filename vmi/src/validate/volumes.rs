@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::limits::{image_path_fault, list_limit};
+use super::limits::image_path_fault;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::plan::volume_source::decode;
@@ -14,7 +14,6 @@ const CLOUD_INIT_LIMIT: usize = 2048;
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("volumes");
     let volumes = &vmi.spec.volumes;
-    list_limit(&list, volumes.len(), errors);
     let mut names = HashMap::new();
     for (i, volume) in volumes.iter().enumerate() {
         let path = format!("{list}[{i}]");
