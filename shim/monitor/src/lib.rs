@@ -10,6 +10,7 @@ pub mod client;
 pub mod console;
 pub mod kvm;
 pub mod launch;
+mod log_limit;
 pub mod monitor;
 pub mod program;
 pub mod snapshot;

@@ -28,7 +28,7 @@ use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
 use super::vm_config::{GuestSockets, HostDevices, PreparedConfig};
 use super::vmm_connection::VmmConnection;
-use super::vmm_events::VmmEvents;
+use super::vmm_events::{EVENT_BYTES, VmmEvents};
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
@@ -248,7 +248,8 @@ async fn create_and_boot(
     start_mode: &mut StartMode,
 ) -> Result<VmmEvents, VmmFailure> {
     let mut client = vmm.client();
-    let events = match timeout(FIRST_ANSWER_TIMEOUT, client.events(EventsRequest {})).await {
+    let mut bounded = client.clone().max_decoding_message_size(EVENT_BYTES);
+    let events = match timeout(FIRST_ANSWER_TIMEOUT, bounded.events(EventsRequest {})).await {
         Ok(Ok(events)) => events,
         _ => return Err(VmmFailure::NoAnswer),
     };

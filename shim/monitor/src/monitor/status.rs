@@ -9,7 +9,6 @@ use husk_proto::vmm::v1::{Event, ExitReason, State};
 use husk_volumes::UnpackProgress;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
-use tracing::{info, warn};
 
 use super::final_status::FinalStatus;
 
@@ -75,19 +74,13 @@ impl StatusPublisher {
                 Ok(State::Paused) => self.runs(when, true),
                 _ => {}
             },
-            Some(Kind::Reset(reset)) => {
-                info!(cause = reset.cause, "the guest rebooted");
-                self.status.send_modify(|status| status.reboots += 1);
-            }
-            Some(Kind::Warning(warning)) => {
-                warn!(message = warning.message, "the VMM warns");
-                if warning.guest_panicked {
-                    self.status.send_modify(|status| status.panics += 1);
-                }
+            Some(Kind::Reset(_)) => self.status.send_modify(|status| status.reboots += 1),
+            Some(Kind::Warning(warning)) if warning.guest_panicked => {
+                self.status.send_modify(|status| status.panics += 1);
             }
             Some(Kind::IoError(error)) => self.io_error(error),
             Some(Kind::Watchdog(bite)) => self.watchdog(bite),
-            Some(Kind::Exit(_) | Kind::PortOpened(_)) | None => {}
+            Some(Kind::Warning(_) | Kind::Exit(_) | Kind::PortOpened(_)) | None => {}
         }
     }
 
@@ -107,7 +100,6 @@ impl StatusPublisher {
     /// Records an I/O error. The VMM pauses the VM next.
     fn io_error(&self, error: &IoError) {
         let IoError { disk, message } = error;
-        warn!(disk, message, "I/O error");
         self.status.send_modify(|status| {
             status.reason = PAUSED_IO_ERROR.into();
             status.message = format!("paused: I/O error on disk {disk:?}: {message}");
@@ -116,10 +108,6 @@ impl StatusPublisher {
 
     /// Records that the watchdog ran out. The VMM takes the action next.
     fn watchdog(&self, bite: &WatchdogBite) {
-        warn!(
-            action = bite.action().as_str_name(),
-            "the guest's watchdog ran out"
-        );
         if bite.action() == Action::Pause {
             self.status.send_modify(|status| {
                 status.reason = PAUSED_WATCHDOG.into();

@@ -12,6 +12,7 @@ use tonic::{Response, Status};
 use super::handle::VmHandle;
 use super::interfaces::InterfacesHandle;
 use super::metrics::metrics;
+use super::status_changes::StatusChanges;
 use super::vmm_connection::call_within;
 
 /// Maximum time the VMM may take to answer `Info`.
@@ -45,6 +46,7 @@ pub(super) fn watch_status(
 ) -> ReceiverStream<Result<VmStatus, Status>> {
     let (sender, stream) = mpsc::channel(1);
     let mut interfaces = sources.interfaces.watch();
+    let mut changes = StatusChanges::new(sources.status.clone());
     tokio::spawn(async move {
         let mut ticks = (metrics_seconds > 0).then(|| {
             let mut ticks = interval(Duration::from_secs(metrics_seconds.into()));
@@ -53,7 +55,7 @@ pub(super) fn watch_status(
         });
         let mut metrics = None;
         loop {
-            let mut status = sources.status.borrow_and_update().clone();
+            let mut status = changes.take();
             if !is_final(&status) {
                 status.disks = sources.disks.borrow_and_update().clone();
                 status.interfaces = interfaces.borrow_and_update().clone();
@@ -64,7 +66,7 @@ pub(super) fn watch_status(
                 return;
             }
             tokio::select! {
-                changed = sources.status.changed() => if changed.is_err() {
+                told = changes.changed() => if !told {
                     return;
                 },
                 true = changed(&mut sources.disks) => {}

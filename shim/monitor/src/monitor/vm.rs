@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 use tracing::{info, warn};
 
 use super::disks;
+use super::event_log::EventLog;
 use super::final_status::{FinalStatus, KillReason};
 use super::guest_channel::{GuestPort, PortOpenSender};
 use super::handle::VMM_TIMEOUT;
@@ -107,6 +108,7 @@ pub(super) struct VmActor {
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
     publisher: StatusPublisher,
+    event_log: EventLog,
     running: watch::Sender<Option<RunningVmm>>,
     disks: disks::DisksHandle,
     interfaces: interfaces::InterfacesHandle,
@@ -145,6 +147,7 @@ impl VmActor {
                 plan,
                 environment,
                 publisher,
+                event_log: EventLog::new(),
                 running,
                 disks,
                 interfaces,
@@ -269,7 +272,8 @@ impl VmActor {
         FinalStatus::killed(reason, self.plan.acpi, Default::default())
     }
 
-    fn handle_event(&self, event: &Event, last: &mut Option<Exit>) {
+    fn handle_event(&mut self, event: &Event, last: &mut Option<Exit>) {
+        self.event_log.log(event);
         self.publisher.handle_vmm_event(event);
         if let Some(Kind::PortOpened(opened)) = &event.event {
             self.ports.iter().for_each(|port| port.handle_event(opened));

@@ -3,37 +3,28 @@
 //! A VMM logs JSON lines. Other lines, such as a panic, are logged as they are. A guest may have taken over the VMM, so
 //! long lines are cut, control characters replaced, and the rate is limited.
 
-use std::time::Duration;
-
 use serde_json::{Map, Value};
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
-use tokio::time::Instant;
 use tracing::{debug, error, info, trace, warn};
+
+use crate::log_limit::LogLimit;
 
 /// Maximum length of a line, in bytes. Longer lines are cut.
 const LINE_BYTES: usize = 4096;
-/// Lines kept per [`WINDOW`].
+/// Lines kept in each 5 s.
 const LINES: u32 = 500;
-const WINDOW: Duration = Duration::from_secs(5);
 
 /// Logs lines until the pipe closes. Returns the last error among them.
 pub(super) async fn relay(stderr: Option<impl AsyncRead + Unpin>) -> Option<String> {
     let mut stderr = BufReader::new(stderr?);
     let mut lines = Lines::default();
     let mut last_error = None;
-    let mut window = (Instant::now(), 0u32);
+    let mut limit = LogLimit::new("the VMM's log", LINES);
     let mut chunk = [0; 4096];
     while let Ok(length @ 1..) = stderr.read(&mut chunk).await {
         for line in lines.split(&chunk[..length]) {
-            if window.0.elapsed() > WINDOW {
-                if window.1 > LINES {
-                    warn!(lines = window.1 - LINES, "the VMM's log was cut");
-                }
-                window = (Instant::now(), 0);
-            }
-            window.1 = window.1.saturating_add(1);
             let line = Line::parse(&line);
-            if window.1 <= LINES {
+            if limit.passes() {
                 line.log();
             }
             if line.level == Level::Error {

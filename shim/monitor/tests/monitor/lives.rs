@@ -6,7 +6,7 @@ use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::console_output::{Ended, Output};
 use husk_proto::shim::v1::{
     ConsoleInput, ConsoleOutput, KillRequest, PauseRequest, Phase, ResetRequest, ResumeRequest,
-    ShutdownRequest, SoftRebootRequest,
+    ShutdownRequest, SoftRebootRequest, WatchStatusRequest,
 };
 use husk_proto::vmm::v1::ExitReason;
 use husk_vmi::DiskSource;
@@ -210,6 +210,33 @@ pub fn reboots_are_counted() {
     f.wait(vm.client.reset(ResetRequest {})).unwrap();
     f.wait(vm.client.reset(ResetRequest {})).unwrap();
     eventually("both are told", || vm.status().reboots == 2);
+    vm.ends(async |client| shut_down(client, None).await);
+}
+
+pub fn reboots_in_a_loop_are_told_now_and_then() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    let told = f.wait(async {
+        let request = WatchStatusRequest::default();
+        let mut statuses = vm.client.watch_status(request).await.unwrap().into_inner();
+        let mut client = vm.client.clone();
+        let reboots = tokio::spawn(async move {
+            for _ in 0..50 {
+                client.reset(ResetRequest {}).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let mut told = Vec::new();
+        while told.last() != Some(&50) {
+            let reboots = statuses.message().await.unwrap().unwrap().reboots;
+            if told.last() != Some(&reboots) {
+                told.push(reboots);
+            }
+        }
+        reboots.await.unwrap();
+        told
+    });
+    assert!(told.len() <= 4, "{told:?}");
     vm.ends(async |client| shut_down(client, None).await);
 }
 

@@ -81,6 +81,7 @@ fn run() -> ExitCode {
         vmm_ends_with_its_monitor,
         guest_exit_reason_is_reported,
         reboots_are_counted,
+        reboots_in_a_loop_are_told_now_and_then,
         soft_reboot_needs_a_running_guest,
         shutdown_waits_for_a_soft_reboot_under_way,
         console_has_one_session,
