@@ -11,6 +11,8 @@ pub(super) struct Duties {
     paused: bool,
     /// A paused VM goes on, and its clock is late.
     clock_is_late: bool,
+    /// The agent did not set the time, perhaps because file systems are frozen.
+    time_refused: bool,
     /// The VM goes on from a snapshot: its clock is late, and nobody has asked its agent yet.
     restored: bool,
     /// When the agent is asked to power off. `None` while the VM is not to end.
@@ -53,9 +55,20 @@ impl Duties {
         self.clock_is_late = false;
     }
 
+    /// The agent, which may be frozen, has not set the time.
+    pub(super) fn time_refused(&mut self) {
+        self.time_refused = true;
+    }
+
+    /// No file systems are frozen.
+    pub(super) fn thawed(&mut self) {
+        self.clock_is_late |= std::mem::take(&mut self.time_refused);
+    }
+
     /// The guest has booted, and has read the time.
     pub(super) fn rebooted(&mut self) {
         self.clock_is_late = false;
+        self.time_refused = false;
         self.restored = false;
     }
 
@@ -111,6 +124,23 @@ mod tests {
         let mut duties = Duties::new(true);
         duties.rebooted();
         duties.connected();
+        assert_eq!(duties.take_due(now), None);
+    }
+
+    #[test]
+    fn a_time_that_was_refused_is_set_after_the_thaw() {
+        let (mut duties, now) = (Duties::new(true), Instant::now());
+        duties.connected();
+        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
+        duties.time_refused();
+        assert_eq!(duties.take_due(now), None);
+        duties.thawed();
+        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
+        duties.thawed();
+        assert_eq!(duties.take_due(now), None);
+        duties.time_refused();
+        duties.rebooted();
+        duties.thawed();
         assert_eq!(duties.take_due(now), None);
     }
 

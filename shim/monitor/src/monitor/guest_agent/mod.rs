@@ -43,6 +43,8 @@ pub(super) struct AgentActor {
     agent: GuestAgent<UnixStream>,
     poller: Poller,
     guard: FreezeGuard,
+    /// The VM goes on from a snapshot, and it is not known yet whether its file systems were frozen then.
+    restored: bool,
     processes: Processes,
     duties: Duties,
     /// The agent commands that the VMI requires.
@@ -79,6 +81,7 @@ impl AgentActor {
             agent: GuestAgent::new(channel.stream),
             poller: Poller::default(),
             guard: FreezeGuard::default(),
+            restored,
             processes: Processes::default(),
             duties: Duties::new(restored),
             needs,
@@ -134,6 +137,7 @@ impl AgentActor {
             self.poller.disconnected(now);
             self.poller.forget();
             self.duties.rebooted();
+            self.restored = false;
             self.processes
                 .fail_all(&VmError::wrong_state("the guest has rebooted"));
         }
@@ -206,6 +210,9 @@ impl AgentActor {
             Some(Work::Duty(duty)) => {
                 if let Err(error) = self.perform(duty).await {
                     debug!(%error, ?duty, "the guest's agent");
+                    if duty == Duty::SetTime && !self.is_thawed() {
+                        self.duties.time_refused();
+                    }
                 }
             }
             Some(Work::Ask(query)) => self.ask(query).await,
@@ -240,8 +247,8 @@ impl AgentActor {
     async fn ask(&mut self, query: Query) {
         match self.agent.query(query, limit::QUERY).await {
             Ok(answer) => {
-                if answer == Answer::FsFreezeStatus(FsFreezeStatus::Thawed) {
-                    self.guard.thawed();
+                if let Answer::FsFreezeStatus(status) = answer {
+                    self.follow_freeze(status);
                 }
                 // A frozen agent has most of its commands switched off.
                 if !(matches!(answer, Answer::Version(_)) && self.may_be_frozen()) {
@@ -249,6 +256,22 @@ impl AgentActor {
                 }
             }
             Err(error) => debug!(%error, ?query, "the guest's agent"),
+        }
+    }
+
+    fn follow_freeze(&mut self, status: FsFreezeStatus) {
+        let restored = std::mem::take(&mut self.restored);
+        match status {
+            FsFreezeStatus::Thawed => {
+                self.guard.thawed();
+                self.duties.thawed();
+            }
+            // Whoever froze them thaws the VM that was saved, not this one.
+            FsFreezeStatus::Frozen if restored => {
+                info!("the VM was saved while the guest's file systems were frozen");
+                self.guard.freezing(Instant::now(), Some(Duration::ZERO));
+            }
+            FsFreezeStatus::Frozen => {}
         }
     }
 
@@ -323,6 +346,10 @@ impl AgentActor {
     async fn freeze(&mut self, timeout: Duration) -> Result<Frozen, VmError> {
         let freeze = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
         let already = !freeze.await?;
+        if std::mem::take(&mut self.restored) && already {
+            // They are since the snapshot, without a timer.
+            self.guard.freezing(Instant::now(), Some(timeout));
+        }
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
         self.poller.hurry(Query::FsFreezeStatus, Instant::now());
         Ok(Frozen {
@@ -339,6 +366,8 @@ impl AgentActor {
     }
 
     fn thawed(&mut self) {
+        self.restored = false;
+        self.duties.thawed();
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Thawed));
         self.poller.hurry(Query::Version, Instant::now());
     }
@@ -346,6 +375,10 @@ impl AgentActor {
     fn may_be_frozen(&self) -> bool {
         let status = self.poller.answers().fs_freeze_status;
         self.guard.thaw_at().is_some() || status == Some(FsFreezeStatus::Frozen)
+    }
+
+    fn is_thawed(&self) -> bool {
+        !self.may_be_frozen() && self.poller.answers().fs_freeze_status.is_some()
     }
 
     /// Publishes what changed.

@@ -21,10 +21,26 @@ pub(super) struct Guest {
 
 impl Guest {
     pub(super) fn start() -> Guest {
+        Guest::begin(false)
+    }
+
+    /// The guest of a VM that goes on from a snapshot, which was made while file systems were frozen.
+    fn restored() -> Guest {
+        let guest = Guest::begin(true);
+        *guest.frozen.lock().unwrap() = true;
+        guest
+    }
+
+    fn begin(restored: bool) -> Guest {
+        let (actor, guest) = Guest::prepare(restored);
+        tokio::spawn(actor.run());
+        guest
+    }
+
+    fn prepare(restored: bool) -> (AgentActor, Guest) {
         let (channel, mut port) = guest_channel(AGENT_PORT).unwrap();
         let (status, watched) = watch::channel(VmStatus::default());
-        let (actor, agent) = AgentActor::new(channel, watched, Needs::default(), false);
-        tokio::spawn(actor.run());
+        let (actor, agent) = AgentActor::new(channel, watched, Needs::default(), restored);
         // The test keeps the rest of the port.
         let (spare, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let stream = std::mem::replace(&mut port.stream, spare.into());
@@ -39,7 +55,7 @@ impl Guest {
             frozen: Arc::clone(&frozen),
         };
         tokio::spawn(serve(UnixStream::from_std(stream).unwrap(), commands, frozen));
-        guest
+        (actor, guest)
     }
 
     pub(super) fn open(&self, open: bool) {
@@ -88,6 +104,7 @@ async fn serve(stream: UnixStream, commands: Arc<Mutex<Vec<String>>>, frozen: Ar
                 *frozen.lock().unwrap() = command.ends_with("freeze");
                 json!(1)
             }
+            "guest-set-time" if !*frozen.lock().unwrap() => json!({}),
             "guest-ping" | "guest-ssh-add-authorized-keys" => json!({}),
             "guest-exec" => json!({"pid": 7}),
             "guest-exec-status" if *frozen.lock().unwrap() => {
@@ -210,6 +227,45 @@ async fn a_freeze_is_thawed_once_the_agent_is_back() {
     assert!(*guest.frozen.lock().unwrap());
     guest.open(true);
     guest.until(|guest| !*guest.frozen.lock().unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_vm_that_was_saved_frozen_is_thawed_and_gets_the_time() {
+    let guest = Guest::restored();
+    guest.open(true);
+    guest
+        .until(|guest| guest.agent.info().frozen == Some(false))
+        .await;
+    assert!(!*guest.frozen.lock().unwrap());
+    let after_thaw = |guest: &Guest| {
+        let commands = guest.commands.lock().unwrap();
+        let thaw = commands.iter().position(|had| had == "guest-fsfreeze-thaw");
+        commands[thaw.unwrap()..]
+            .iter()
+            .any(|had| had == "guest-set-time")
+    };
+    guest.until(after_thaw).await;
+    // A freeze since then is not touched.
+    guest.agent.freeze(Duration::from_secs(60)).await.unwrap();
+    guest.open(false);
+    guest.until(|guest| !guest.agent.info().connected).await;
+    guest.commands.lock().unwrap().clear();
+    guest.open(true);
+    guest.until(|guest| guest.had("guest-fsfreeze-status")).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(*guest.frozen.lock().unwrap());
+}
+
+#[tokio::test]
+async fn a_freeze_of_a_vm_that_was_saved_frozen_has_its_own_time() {
+    let (mut actor, guest) = Guest::prepare(true);
+    *guest.frozen.lock().unwrap() = true;
+    guest.open(true);
+    actor.follow();
+    let frozen = actor.freeze(Duration::from_secs(60)).await.unwrap();
+    assert!(frozen.already && frozen.thaw_at.is_some(), "{frozen:?}");
+    actor.ask(Query::FsFreezeStatus).await;
+    assert_eq!(actor.guard.thaw_at(), frozen.thaw_at);
 }
 
 #[tokio::test]
