@@ -137,6 +137,7 @@ impl AgentActor {
             self.poller.disconnected(now);
             self.poller.forget();
             self.duties.rebooted();
+            self.guard.thawed();
             self.restored = false;
             self.processes
                 .fail_all(&VmError::wrong_state("the guest has rebooted"));

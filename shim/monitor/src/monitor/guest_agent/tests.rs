@@ -269,6 +269,18 @@ async fn a_freeze_of_a_vm_that_was_saved_frozen_has_its_own_time() {
 }
 
 #[tokio::test]
+async fn a_reboot_ends_a_freeze() {
+    let (mut actor, guest) = Guest::prepare(false);
+    guest.open(true);
+    actor.follow();
+    actor.freeze(Duration::from_secs(60)).await.unwrap();
+    assert!(actor.may_be_frozen());
+    guest.status.send_modify(|status| status.reboots = 1);
+    actor.follow();
+    assert!(!actor.may_be_frozen() && actor.guard.thaw_at().is_none());
+}
+
+#[tokio::test]
 async fn a_process_is_waited_for_beside_other_commands() {
     let guest = Guest::start();
     guest.open(true);
