@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::embedded;
-use super::fixture::{Fixture, Vm, exit_of};
+use super::fixture::{Fixture, Vm, eventually, exit_of};
 use super::sync::{MIB, changes, image, kill, plan, send, sync, vmi, volume, wants};
 
 const SAME: RunState = RunState::Unspecified;
@@ -178,5 +178,26 @@ pub fn disc_is_added_and_removed_by_name() {
     assert!(matches!(drive(&mut vm).1, DiskSource::Descriptor(_)));
     kill(&mut vm);
     assert!(exit_of(&mut host).success());
+    f.is_clean(&vm.pids());
+}
+
+pub fn disc_that_was_inserted_too_late_is_ejected_before_the_next() {
+    let f = Fixture::new();
+    let name = "adds-late";
+    let mut vm = f.start(plan(&f, &with_drive(name, None))).unwrap();
+    let add = AddVolumeRequest {
+        name: "cd".into(),
+        path: disc(&f, "one.iso", 1).to_str().unwrap().into(),
+        ..AddVolumeRequest::default()
+    };
+    let late = f.wait(vm.client.add_volume(add.clone())).unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    let early = f.wait(vm.client.add_volume(add.clone())).unwrap_err();
+    assert_eq!(early.message(), "volume \"cd\" is being removed");
+    eventually("it is inserted", || {
+        f.wait(vm.client.add_volume(add.clone())).is_ok()
+    });
+    assert_eq!(drive(&mut vm).0.bytes, Some(MIB));
+    kill(&mut vm);
     f.is_clean(&vm.pids());
 }

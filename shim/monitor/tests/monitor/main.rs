@@ -103,6 +103,7 @@ fn run() -> ExitCode {
         refused_volume_changes_nothing,
         volume_is_shown_at_the_vmms_address,
         grown_file_resizes_the_disk,
+        volume_that_was_added_too_late_is_removed_before_the_next,
     ]);
     trials.extend(trials![
         false,
@@ -121,6 +122,7 @@ fn run() -> ExitCode {
         sync_inserts_and_ejects_discs,
         locked_tray_delays_the_ejection,
         disc_is_added_and_removed_by_name,
+        disc_that_was_inserted_too_late_is_ejected_before_the_next,
     ]);
     trials.extend(trials![
         false,

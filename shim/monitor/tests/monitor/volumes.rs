@@ -206,3 +206,20 @@ pub fn grown_file_resizes_the_disk() {
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }
+
+pub fn volume_that_was_added_too_late_is_removed_before_the_next() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm("adds-late-loses")).unwrap();
+    let request = || request("data", &image(&f, "data.img"));
+    let late = refusal(add(&f, &mut vm, request()));
+    assert_eq!(late, (Code::DeadlineExceeded, "it takes long".into()));
+    let early = refusal(add(&f, &mut vm, request()));
+    let wanted = "volume \"data\" is being removed";
+    assert_eq!(early, (Code::FailedPrecondition, wanted.into()));
+    eventually("it is added", || add(&f, &mut vm, request()).is_ok());
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    // The VMM has it still, and tells of its last writes.
+    assert_eq!(remove(&f, &mut vm, "data").unwrap(), "it is lost");
+    vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+    f.is_clean(&vm.pids());
+}

@@ -6,10 +6,10 @@ use std::time::Duration;
 use husk_proto::vmm::v1::{EjectDiscRequest, InsertDiscRequest};
 use husk_vmi::{DiskPlan, ScsiAddress};
 use husk_volumes::OpenDisk;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::info;
 
-use super::{AT_ONCE, DROPPED_WITHIN, DisksActor, REMOVED_WITHIN, RemovalResult, address};
+use super::{AT_ONCE, DisksActor, RemovalResult, address};
 use crate::monitor::vm_config;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
@@ -35,12 +35,7 @@ impl DisksActor {
             Ok(bytes) => bytes,
             Err(error) => {
                 if matches!(error, VmError::TimedOut(_)) {
-                    // The VMM drops the request, but its controller may have the disc already.
-                    let name = drive.name.clone();
-                    tokio::spawn(async move {
-                        sleep(DROPPED_WITHIN).await;
-                        timeout(REMOVED_WITHIN, connection.eject(&name)).await
-                    });
+                    self.undo_add(drive.name, |name| eject(connection, name));
                 }
                 return Err(error);
             }

@@ -362,12 +362,7 @@ impl DisksActor {
             Ok(address) => address,
             Err(error) => {
                 if matches!(error, VmError::TimedOut(_)) {
-                    // The VMM drops the request, but its controller may have the disk already.
-                    let name = disk.name.clone();
-                    tokio::spawn(async move {
-                        sleep(DROPPED_WITHIN).await;
-                        timeout(REMOVED_WITHIN, connection.remove(&name)).await
-                    });
+                    self.undo_add(disk.name.clone(), |name| unplug(connection, name));
                 }
                 return Err(error);
             }
@@ -414,6 +409,20 @@ impl DisksActor {
                 first.insert(vec![reply]);
             }
         }
+    }
+
+    /// Removes a volume whose addition was given up. The VMM drops the request, but its controller may have the disk
+    /// already.
+    fn undo_add<F>(&mut self, name: String, remove: impl FnOnce(String) -> F + Send + 'static)
+    where
+        F: Future<Output = RemovalResult> + Send,
+    {
+        // A new request for the name is refused until it ends: it would remove that disk.
+        self.waiters.insert(name.clone(), Vec::new());
+        self.removals.spawn(async move {
+            sleep(DROPPED_WITHIN).await;
+            remove(name).await
+        });
     }
 
     /// Handles the end of a removal.

@@ -48,6 +48,8 @@ struct Guest {
     disks: HashMap<String, std::fs::File>,
     /// Sizes of the SCSI disks.
     luns: HashMap<String, u32>,
+    /// Disks and discs that were added too late once.
+    late: HashSet<String>,
     nics: HashMap<String, FakeNic>,
     /// The NICs' slots.
     slots: HashMap<String, u32>,
@@ -156,6 +158,15 @@ impl Fake {
         let fake = FakeNic::plug(nic, taps, console);
         self.guest.lock().unwrap().nics.insert(nic.id.clone(), fake);
         Ok(())
+    }
+
+    /// The monitor has given the first request for a disk up.
+    fn check_in_time(&self, id: &str) -> Result<(), Status> {
+        let late = has(&self.name(), "adds-late") && self.guest.lock().unwrap().late.insert(id.to_owned());
+        match late {
+            true => Err(Status::deadline_exceeded("it takes long")),
+            false => Ok(()),
+        }
     }
 
     /// Keeps a disk open, as husk-vmm does, and returns its size.
@@ -427,6 +438,7 @@ impl Vmm for Fake {
             "added {} {} at {}:{lun} of {size} bytes\n",
             disk.id, disk.serial, scsi.target
         ));
+        self.check_in_time(&disk.id)?;
         let address = Some(pb::ScsiAddress {
             controller: 0,
             target: scsi.target,
@@ -481,6 +493,7 @@ impl Vmm for Fake {
             return Err(Status::already_exists("the drive has a disc"));
         }
         let bytes = self.keep(&disc.id, file)?;
+        self.check_in_time(&disc.id)?;
         self.say(&format!("inserted {} of {bytes} bytes\n", disc.id));
         Ok(Response::new(pb::InsertDiscResponse { bytes }))
     }
