@@ -68,6 +68,18 @@ impl Publisher {
         }
     }
 
+    /// A publisher whose events nobody sends.
+    #[cfg(test)]
+    pub(crate) fn recorded() -> (Publisher, mpsc::Receiver<Envelope>) {
+        let (queue, events) = mpsc::channel(QUEUE);
+        let publisher = Publisher {
+            namespace: "test".to_owned(),
+            queue,
+            task: tokio::spawn(async {}),
+        };
+        (publisher, events)
+    }
+
     pub(crate) fn publish<E: Event>(&self, event: &E) {
         let Ok(value) = event.write_to_bytes() else { return };
         let envelope = Envelope {

@@ -104,7 +104,12 @@ impl VmBuilder {
 
     /// Builds the VM of a VMI that came by `SyncVmi`, in the place of the waiting pod. Its console is not the
     /// container's output. On an error everything but `pending` is cleaned up.
-    pub(super) async fn build_pending(self, pending: PendingVm, vmi: &str) -> Result<BuiltVm, LaunchError> {
+    pub(super) async fn build_pending(
+        self,
+        pending: PendingVm,
+        vmi: &str,
+        stop: impl Future<Output = ()>,
+    ) -> Result<BuiltVm, LaunchError> {
         let mut resources = ContainerResources::default();
         let planned = load_vmi(vmi, &self.spec).and_then(|vmi| self.plan(&vmi));
         let prepared = match planned {
@@ -125,7 +130,7 @@ impl VmBuilder {
         };
         let plan = Arc::new(prepared.plan);
         let (copy, environment) = (VmPlan::clone(&plan), prepared.environment);
-        let built = EmbeddedVm::build_pending(pending, copy, &prepared.vmi, environment).await;
+        let built = EmbeddedVm::build_pending(pending, copy, &prepared.vmi, environment, stop).await;
         drop(prepared.scope);
         match built {
             Ok(embedded_vm) => Ok(BuiltVm {

@@ -12,6 +12,7 @@ use husk_vmi::VmPlan;
 use oci_spec::runtime::{LinuxResources, Spec};
 use tokio::sync::{oneshot, watch};
 
+use super::build_stop::BuildStop;
 use super::exec::ExecProcess;
 use super::task_error::Reply;
 use crate::mount;
@@ -65,8 +66,8 @@ impl ContainerResources {
 pub(super) enum Launching {
     /// It waits for the VMI. Dropping the sender ends that.
     Waiting(#[expect(dead_code, reason = "only dropped")] oneshot::Sender<()>),
-    /// The machine is being built. The exit status is that of a signal that came meanwhile: the VM is then killed.
-    Building { exit: Option<u32> },
+    /// The machine is being built. The exit status is that of a signal that came meanwhile.
+    Building { exit: Option<u32>, stop: BuildStop },
 }
 
 /// The VM of a container.

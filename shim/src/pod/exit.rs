@@ -37,9 +37,11 @@ impl Pod {
                 }
                 _ => signals::signal_exit_status(signal)?,
             };
-            if let (Some(Launching::Building { exit }), Some(status)) = (&mut container.launching, status) {
-                // The VM is killed as soon as it is built.
+            if let (Some(Launching::Building { exit, stop }), Some(status)) =
+                (&mut container.launching, status)
+            {
                 *exit = Some(status);
+                stop.stop();
                 return Ok(());
             }
             if let (Some(Launching::Waiting(_)), Some(status)) = (&container.launching, status) {
@@ -65,7 +67,10 @@ impl Pod {
         let containers = self.containers.values_mut();
         for container in containers.filter(|container| !container.is_stopped()) {
             match &mut container.launching {
-                Some(Launching::Building { exit }) => *exit = Some(KILLED),
+                Some(Launching::Building { exit, stop }) => {
+                    *exit = Some(KILLED);
+                    stop.stop();
+                }
                 Some(Launching::Waiting(_)) => waiting.push(container.id.clone()),
                 None => {}
             }

@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use super::Pod;
 use super::build::{BuiltVm, VmBuilder};
+use super::build_stop::BuildStop;
 use super::command::TaskOutcome;
 use super::container::Launching;
 use super::task_error::{Reply, TaskError};
@@ -169,7 +170,8 @@ impl Pod {
             return pending.close();
         };
         info!(id, "the VMI came");
-        container.launching = Some(Launching::Building { exit: None });
+        let (stop, stopped) = BuildStop::new();
+        container.launching = Some(Launching::Building { exit: None, stop });
         let builder = VmBuilder {
             bundle: container.bundle.clone(),
             spec: container.spec.clone(),
@@ -180,7 +182,7 @@ impl Pod {
             uid: String::new(),
         };
         self.spawn_task(async move {
-            let built = builder.build_pending(pending, &request.vmi).await;
+            let built = builder.build_pending(pending, &request.vmi, stopped).await;
             TaskOutcome::Launched(id, launch, built.map(Box::new).map_err(Box::new), request)
         });
     }
@@ -196,7 +198,7 @@ impl Pod {
             return;
         };
         let exit = match container.launching.take() {
-            Some(Launching::Building { exit }) => exit,
+            Some(Launching::Building { exit, .. }) => exit,
             _ => None,
         };
         let mut built = match built {

@@ -3,6 +3,7 @@
 //! Tasks do the slow work: building a VM, booting it, writing its last output. They send their outcome to the actor.
 
 mod build;
+mod build_stop;
 mod command;
 mod container;
 mod create;
@@ -224,3 +225,6 @@ impl Pod {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,20 +56,23 @@ impl EmbeddedVm {
         vmi: &serde_json::Value,
         environment: VmEnvironment,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
-        EmbeddedVm::build_in(runtime.claim(namespace, name)?, plan, vmi, environment).await
+        let claimed = runtime.claim(namespace, name)?;
+        EmbeddedVm::build_in(claimed, plan, vmi, environment, std::future::pending()).await
     }
 
-    /// As [`EmbeddedVm::build`], in the place of a pod that waited for its VMI.
+    /// As [`EmbeddedVm::build`], in the place of a pod that waited for its VMI. The VM is killed if `stop` completes
+    /// before it is built.
     ///
     /// # Errors
-    /// The machine cannot be built. Everything has been cleaned up, and nothing serves the pod's socket.
+    /// The machine cannot be built, or was killed. Everything has been cleaned up, and nothing serves the pod's socket.
     pub async fn build_pending(
         pending: PendingVm,
         plan: VmPlan,
         vmi: &serde_json::Value,
         environment: VmEnvironment,
+        stop: impl Future<Output = ()>,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
-        EmbeddedVm::build_in(pending.into_claim(), plan, vmi, environment).await
+        EmbeddedVm::build_in(pending.into_claim(), plan, vmi, environment, stop).await
     }
 
     async fn build_in(
@@ -77,6 +80,7 @@ impl EmbeddedVm {
         plan: VmPlan,
         vmi: &serde_json::Value,
         environment: VmEnvironment,
+        stop: impl Future<Output = ()>,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
         let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment, None) {
             Ok(supervisor) => supervisor,
@@ -87,7 +91,7 @@ impl EmbeddedVm {
         };
         let (vm, console) = (supervisor.handle.clone(), supervisor.console.clone());
         let agent = supervisor.agent_handle.clone();
-        let (built, is_built) = oneshot::channel();
+        let (built, mut is_built) = oneshot::channel();
         let (boot, may_boot) = oneshot::channel();
         let (report, reported) = oneshot::channel();
         let start_mode = StartMode::Embedded(EmbeddedStart {
@@ -100,8 +104,16 @@ impl EmbeddedVm {
             remove_dir(claimed);
             status_server.publish_final(final_status).await;
         });
+        let pid = tokio::select! {
+            pid = &mut is_built => pid,
+            () = stop => {
+                // If it has ended, it is not built either.
+                let _ = vm.kill().await;
+                is_built.await
+            }
+        };
         // If the machine is not built, there is a report of the error.
-        let Ok(pid) = is_built.await else {
+        let Ok(pid) = pid else {
             let status = final_status(vm.status()).await;
             return Err(EmbeddedVmError::Failed(said(reported, &status).await));
         };

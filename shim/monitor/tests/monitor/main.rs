@@ -67,6 +67,7 @@ fn run() -> ExitCode {
         vm_ends_when_its_launcher_dies,
         hanging_start_can_be_killed,
     ]);
+    trials.extend(trials![false, embedded: build_can_be_stopped]);
     trials.extend(trials![
         false,
         lives:
