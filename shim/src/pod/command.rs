@@ -65,5 +65,5 @@ pub(crate) enum TaskOutcome {
     Ended(String, Box<VmStatus>),
     /// The last output has been written.
     Finished(String, u32),
-    Released(String, Result<(), String>, ContainerExit, Reply<ContainerExit>),
+    Released(String, Result<(), String>, ContainerExit),
 }

@@ -116,8 +116,10 @@ pub(super) struct Container {
     pub(super) console_output: Option<Streams>,
     /// Processes that were added to it, by their ids.
     pub(super) execs: BTreeMap<String, ExecProcess>,
-    /// The caller that waits for its deletion after its exit.
-    pub(super) delete_reply: Option<Reply<ContainerExit>>,
+    /// The callers that wait for its deletion after its exit.
+    pub(super) delete_replies: Vec<Reply<ContainerExit>>,
+    /// Its resources are being released.
+    pub(super) releasing: bool,
 }
 
 /// The state of a container.

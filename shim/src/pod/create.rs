@@ -123,7 +123,8 @@ impl Pod {
             early_limits: None,
             console_output: None,
             execs: BTreeMap::new(),
-            delete_reply: None,
+            delete_replies: Vec::new(),
+            releasing: false,
         })
     }
 

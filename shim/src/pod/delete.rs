@@ -24,14 +24,17 @@ impl Pod {
         };
         let phase = *container.phase.borrow();
         match (phase, &mut container.vm) {
-            (ContainerPhase::Stopped(exit), _) => self.release_resources(id, exit, reply),
+            (ContainerPhase::Stopped(exit), _) => {
+                container.delete_replies.push(reply);
+                self.release_resources(id, exit);
+            }
             (ContainerPhase::Created, Some(vm)) => {
-                container.delete_reply = Some(reply);
+                container.delete_replies.push(reply);
                 // If the VM has ended, its exit is about to be recorded.
                 let _ = vm.handle.kill().await;
             }
             (ContainerPhase::Created, None) => {
-                container.delete_reply = Some(reply);
+                container.delete_replies.push(reply);
                 self.record_exit(id, signals::KILLED);
             }
             _ => {
@@ -41,10 +44,13 @@ impl Pod {
         }
     }
 
-    pub(super) fn release_resources(&mut self, id: &str, exit: ContainerExit, reply: Reply<ContainerExit>) {
-        let Some(container) = self.containers.get_mut(id) else {
+    /// Releases the resources of a container, once.
+    pub(super) fn release_resources(&mut self, id: &str, exit: ContainerExit) {
+        let found = self.containers.get_mut(id);
+        let Some(container) = found.filter(|container| !container.releasing) else {
             return;
         };
+        container.releasing = true;
         let resources = std::mem::take(&mut container.resources);
         if container.role == Role::Sandbox {
             self.leave_pod_cgroup();
@@ -53,21 +59,17 @@ impl Pod {
         self.spawn_task(async move {
             let released = spawn_blocking(move || resources.release()).await;
             let released = released.unwrap_or_else(|error| Err(error.to_string()));
-            TaskOutcome::Released(id, released, exit, reply)
+            TaskOutcome::Released(id, released, exit)
         });
     }
 
-    pub(super) fn released(
-        &mut self,
-        id: &str,
-        released: Result<(), String>,
-        exit: ContainerExit,
-        reply: Reply<ContainerExit>,
-    ) {
+    pub(super) fn released(&mut self, id: &str, released: Result<(), String>, exit: ContainerExit) {
         if let Err(error) = released {
             warn!(id, error, "the container was not fully removed");
         }
-        self.containers.remove(id);
+        let Some(container) = self.containers.remove(id) else {
+            return;
+        };
         self.publisher.publish(&events::TaskDelete {
             container_id: id.to_owned(),
             id: id.to_owned(),
@@ -76,7 +78,9 @@ impl Pod {
             exited_at: MessageField::some(timestamp(exit.at)),
             ..Default::default()
         });
-        let _ = reply.send(Ok(exit));
+        for reply in container.delete_replies {
+            let _ = reply.send(Ok(exit));
+        }
     }
 
     /// Moves this process out of the sandbox's cgroup, which could not be removed otherwise.

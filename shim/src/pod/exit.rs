@@ -161,12 +161,8 @@ impl Pod {
             exited_at: MessageField::some(timestamp(exit.at)),
             ..Default::default()
         });
-        if let Some(reply) = self
-            .containers
-            .get_mut(id)
-            .and_then(|container| container.delete_reply.take())
-        {
-            self.release_resources(id, exit, reply);
+        if !container.delete_replies.is_empty() {
+            self.release_resources(id, exit);
         }
         if launcher {
             self.end_launcher_volumes();

@@ -147,7 +147,7 @@ impl Pod {
             TaskOutcome::ExecEnded(id, exec_id, status) => self.exec_ended(&id, &exec_id, status),
             TaskOutcome::Ended(id, status) => self.vm_ended(id, &status),
             TaskOutcome::Finished(id, status) => self.record_exit(&id, status),
-            TaskOutcome::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),
+            TaskOutcome::Released(id, released, exit) => self.released(&id, released, exit),
         }
     }
 

@@ -1,10 +1,12 @@
+use std::time::SystemTime;
+
 use containerd_shim_protos::shim::event::Envelope;
 use oci_spec::runtime::Spec;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::build_stop::BuildStop;
-use super::container::{ContainerResources, Launching};
+use super::container::{ContainerExit, ContainerResources, Launching};
 use super::*;
 use crate::spec::LauncherArgs;
 use crate::stdio::Stdio;
@@ -29,7 +31,8 @@ fn pod(role: Role, phase: ContainerPhase) -> (Pod, mpsc::Receiver<Envelope>, Pod
         early_limits: None,
         console_output: None,
         execs: BTreeMap::new(),
-        delete_reply: None,
+        delete_replies: Vec::new(),
+        releasing: false,
     };
     pod.containers.insert(ID.to_owned(), container);
     (pod, events, handle)
@@ -72,4 +75,31 @@ async fn signals_end_the_build_of_a_launchers_vm() {
     let (stop, stopped) = BuildStop::new();
     drop(stop);
     assert!(!completes(stopped).await);
+}
+
+#[tokio::test]
+async fn deletes_wait_for_one_release() {
+    let exit = ContainerExit {
+        pid: 1,
+        status: 137,
+        at: SystemTime::now(),
+    };
+    let (mut pod, mut events, _handle) = pod(Role::Volume("data".into()), ContainerPhase::Stopped(exit));
+    let (first, mut one) = oneshot::channel();
+    let (second, two) = oneshot::channel();
+    pod.delete(ID, first).await;
+    pod.delete(ID, second).await;
+    assert!(one.try_recv().is_err());
+    while !pod.containers.is_empty() {
+        let command = pod.mailbox.recv().await.unwrap();
+        pod.handle_command(command).await;
+    }
+    assert_eq!([one.await, two.await].map(Result::unwrap), [Ok(exit), Ok(exit)]);
+    assert!(
+        timeout(Duration::from_millis(50), pod.mailbox.recv())
+            .await
+            .is_err()
+    );
+    assert_eq!(events.recv().await.unwrap().topic, "/tasks/delete");
+    assert!(events.try_recv().is_err());
 }
