@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
 use husk_cgroup::{Cgroup, ScopeGuard, hierarchy};
-use husk_monitor::monitor::{EmbeddedVm, PendingVm, VmError, field_lines};
+use husk_monitor::monitor::{EmbeddedVm, PendingVm, VmError, field_lines, final_status};
 use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
@@ -60,11 +60,21 @@ pub(crate) fn rootfs_of(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
+impl BuiltVm {
+    /// Kills a VM that is not wanted, and cleans everything up.
+    pub(super) async fn discard(self) {
+        let BuiltVm { vm, resources, .. } = self;
+        let _ = vm.handle.kill().await;
+        final_status(vm.handle.status()).await;
+        let _ = spawn_blocking(move || resources.release()).await;
+    }
+}
+
 impl VmBuilder {
-    /// Builds the VM. On an error everything is cleaned up.
-    pub(super) async fn build(self) -> Result<BuiltVm, TaskError> {
+    /// Builds the VM. On an error, or if `stop` completes before, everything is cleaned up.
+    pub(super) async fn build(self, stop: impl Future<Output = ()>) -> Result<BuiltVm, TaskError> {
         let mut resources = ContainerResources::default();
-        match self.try_build(&mut resources).await {
+        match self.try_build(&mut resources, stop).await {
             Ok((vm, pid)) => Ok(BuiltVm { vm, pid, resources }),
             Err(error) => {
                 let _ = spawn_blocking(move || resources.release()).await;
@@ -73,13 +83,18 @@ impl VmBuilder {
         }
     }
 
-    async fn try_build(self, resources: &mut ContainerResources) -> Result<(ContainerVm, u32), TaskError> {
+    async fn try_build(
+        self,
+        resources: &mut ContainerResources,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(ContainerVm, u32), TaskError> {
         mount(self.rootfs.clone(), rootfs_of(&self.bundle), resources).await?;
         let planned = self.plan(&annotated_vmi(&self.spec)?)?;
         let prepared = self.prepare(planned, resources).await?;
         let runtime = RuntimeDir::locate().map_err(|error| TaskError::failed(error.to_string()))?;
         let plan = Arc::new(prepared.plan);
-        let embedded_vm = EmbeddedVm::build(
+        let embedded_vm = EmbeddedVm::build_until(
+            stop,
             &runtime,
             (PODS, &self.uid),
             VmPlan::clone(&plan),

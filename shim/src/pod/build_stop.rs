@@ -20,6 +20,10 @@ impl BuildStop {
         (BuildStop { sender: Some(sender) }, stopped)
     }
 
+    pub(super) fn is_stopped(&self) -> bool {
+        self.sender.is_none()
+    }
+
     pub(super) fn stop(&mut self) {
         if let Some(sender) = self.sender.take() {
             let _ = sender.send(());

@@ -108,6 +108,8 @@ pub(super) struct Container {
     pub(super) phase: watch::Sender<ContainerPhase>,
     pub(super) resources: ContainerResources,
     pub(super) vm: Option<ContainerVm>,
+    /// Of a VM's container that is being created.
+    pub(super) building: Option<BuildStop>,
     /// Of a launcher container that runs and has no VM yet.
     pub(super) launching: Option<Launching>,
     /// Limits that were set while a launcher container had no VM.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
@@ -13,8 +14,10 @@ use tracing::{info, warn};
 
 use super::Pod;
 use super::build::{BuiltVm, VmBuilder, enter_cgroup, mount, rootfs_of};
+use super::build_stop::BuildStop;
 use super::command::TaskOutcome;
-use super::container::{Container, ContainerPhase, ContainerResources};
+use super::container::{Container, ContainerExit, ContainerPhase, ContainerResources};
+use super::signals::KILLED;
 use super::task_error::{Reply, TaskError};
 use crate::bundle;
 use crate::spec::{self, Role};
@@ -33,7 +36,7 @@ impl Pod {
         request: CreateTaskRequest,
         reply: Reply<u32>,
     ) -> Result<(), Box<(TaskError, Reply<u32>)>> {
-        let container = match self.container(&request) {
+        let mut container = match self.container(&request) {
             Ok(container) => container,
             Err(error) => return Err(Box::new((error, reply))),
         };
@@ -72,10 +75,14 @@ impl Pod {
                     stdio: container.stdio.clone(),
                     uid: uid.unwrap_or(&id).to_owned(),
                 };
+                let (stop, stopped) = BuildStop::new();
+                container.building = Some(stop);
                 self.containers.insert(id.clone(), container);
-                self.spawn_task(
-                    async move { TaskOutcome::Built(id, builder.build().await.map(Box::new), reply) },
-                );
+                self.spawn_task(async move {
+                    let mut reply = reply;
+                    let built = builder.build(not_wanted(stopped, &mut reply)).await;
+                    TaskOutcome::Built(id, built.map(Box::new), reply)
+                });
             }
         }
         Ok(())
@@ -119,6 +126,7 @@ impl Pod {
             phase: watch::Sender::new(ContainerPhase::Creating),
             resources: ContainerResources::default(),
             vm: None,
+            building: None,
             launching: None,
             early_limits: None,
             console_output: None,
@@ -142,18 +150,24 @@ impl Pod {
     }
 
     pub(super) fn built(&mut self, id: &str, built: Result<Box<BuiltVm>, TaskError>, reply: Reply<u32>) {
-        let built = match built {
-            Ok(built) => *built,
-            Err(error) => {
-                warn!(id, error = %error, "no VM was made");
-                self.containers.remove(id);
-                let _ = reply.send(Err(error));
-                return;
-            }
-        };
         let Some(container) = self.containers.get_mut(id) else {
             return;
         };
+        let stopped = container.building.as_ref().is_some_and(BuildStop::is_stopped);
+        let built = match built {
+            Ok(built) if stopped || reply.is_closed() => {
+                let id = id.to_owned();
+                self.spawn_task(async move {
+                    built.discard().await;
+                    let killed = TaskError::failed("the VM was killed before its container was created");
+                    TaskOutcome::Built(id, Err(killed), reply)
+                });
+                return;
+            }
+            Ok(built) => *built,
+            Err(error) => return self.not_built(id, error, reply),
+        };
+        container.building = None;
         for note in &built.vm.plan.notes {
             info!(id, "{note}");
         }
@@ -164,6 +178,22 @@ impl Pod {
         self.created(id, reply);
         let id = id.to_owned();
         self.spawn_task(async move { TaskOutcome::Ended(id, Box::new(final_status(status).await)) });
+    }
+
+    fn not_built(&mut self, id: &str, error: TaskError, reply: Reply<u32>) {
+        warn!(id, %error, "no VM was made");
+        let _ = reply.send(Err(error));
+        let Some(container) = self.containers.remove(id) else {
+            return;
+        };
+        let exit = ContainerExit {
+            pid: container.pid,
+            status: KILLED,
+            at: SystemTime::now(),
+        };
+        for reply in container.delete_replies {
+            let _ = reply.send(Ok(exit));
+        }
     }
 
     pub(super) fn created(&mut self, id: &str, reply: Reply<u32>) {
@@ -185,5 +215,13 @@ impl Pod {
             ..Default::default()
         });
         let _ = reply.send(Ok(container.pid));
+    }
+}
+
+/// Completes when the container is to end, or the caller of its creation has given up.
+pub(super) async fn not_wanted(stopped: impl Future<Output = ()>, reply: &mut Reply<u32>) {
+    tokio::select! {
+        () = stopped => {}
+        () = reply.closed() => {}
     }
 }

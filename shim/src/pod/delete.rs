@@ -16,12 +16,17 @@ use crate::publisher::timestamp;
 use crate::spec::Role;
 
 impl Pod {
-    /// Deletes a container. One that was never started is killed first.
+    /// Deletes a container. One that was never started, or a VM that is being built, is killed first.
     pub(super) async fn delete(&mut self, id: &str, reply: Reply<ContainerExit>) {
         let container = match self.find(id) {
             Ok(container) => container,
             Err(error) => return drop(reply.send(Err(error))),
         };
+        if let Some(building) = &mut container.building {
+            building.stop();
+            container.delete_replies.push(reply);
+            return;
+        }
         let phase = *container.phase.borrow();
         match (phase, &mut container.vm) {
             (ContainerPhase::Stopped(exit), _) => {

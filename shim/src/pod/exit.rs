@@ -25,6 +25,12 @@ impl Pod {
             return Err(TaskError::not_found(format!("container {id} has ended already")));
         }
         let Some(vm) = &container.vm else {
+            if let Some(building) = &mut container.building {
+                if signals::signal_exit_status(signal)?.is_some() {
+                    building.stop();
+                }
+                return Ok(());
+            }
             if *container.phase.borrow() == ContainerPhase::Creating {
                 return Err(TaskError::precondition(format!(
                     "container {id} is being created"
@@ -66,6 +72,9 @@ impl Pod {
         let mut waiting = Vec::new();
         let containers = self.containers.values_mut();
         for container in containers.filter(|container| !container.is_stopped()) {
+            if let Some(building) = &mut container.building {
+                building.stop();
+            }
             match &mut container.launching {
                 Some(Launching::Building { exit, stop }) => {
                     *exit = Some(KILLED);

@@ -27,6 +27,7 @@ fn pod(role: Role, phase: ContainerPhase) -> (Pod, mpsc::Receiver<Envelope>, Pod
         phase: watch::Sender::new(phase),
         resources: ContainerResources::default(),
         vm: None,
+        building: None,
         launching: None,
         early_limits: None,
         console_output: None,
@@ -102,4 +103,45 @@ async fn deletes_wait_for_one_release() {
     );
     assert_eq!(events.recv().await.unwrap().topic, "/tasks/delete");
     assert!(events.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_vm_that_is_being_built_can_be_killed_and_deleted() {
+    for deleted in [false, true] {
+        let (mut pod, mut events, _handle) = pod(Role::Vm, ContainerPhase::Creating);
+        let (stop, stopped) = BuildStop::new();
+        pod.containers.get_mut(ID).unwrap().building = Some(stop);
+        pod.kill(ID, 0).await.unwrap();
+        assert!(!pod.containers[ID].building.as_ref().unwrap().is_stopped());
+        if !deleted {
+            pod.kill(ID, 9).await.unwrap();
+        }
+        let (delete, mut is_deleted) = oneshot::channel();
+        pod.delete(ID, delete).await;
+        assert!(completes(stopped).await && is_deleted.try_recv().is_err());
+        let (create, is_created) = oneshot::channel();
+        pod.built(ID, Err(TaskError::failed("it was killed")), create);
+        assert_eq!(
+            is_created.await.unwrap().unwrap_err().to_string(),
+            "it was killed"
+        );
+        assert_eq!(is_deleted.await.unwrap().unwrap().status, 137);
+        assert!(pod.containers.is_empty() && events.try_recv().is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_vm_that_is_being_built_ends_with_its_sandbox_or_the_create_call() {
+    let (mut pod, _events, _handle) = pod(Role::Vm, ContainerPhase::Creating);
+    let (stop, stopped) = BuildStop::new();
+    pod.containers.get_mut(ID).unwrap().building = Some(stop);
+    pod.kill_vm().await;
+    assert!(completes(stopped).await);
+
+    let (stop, stopped) = BuildStop::new();
+    let (mut create, is_created) = oneshot::channel();
+    let mut not_wanted = std::pin::pin!(create::not_wanted(stopped, &mut create));
+    assert!(!completes(not_wanted.as_mut()).await);
+    drop(is_created);
+    assert!(completes(not_wanted).await && !stop.is_stopped());
 }

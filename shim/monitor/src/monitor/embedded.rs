@@ -56,12 +56,27 @@ impl EmbeddedVm {
         vmi: &serde_json::Value,
         environment: VmEnvironment,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
-        let claimed = runtime.claim(namespace, name)?;
-        EmbeddedVm::build_in(claimed, plan, vmi, environment, std::future::pending()).await
+        let never = std::future::pending();
+        EmbeddedVm::build_until(never, runtime, (namespace, name), plan, vmi, environment).await
     }
 
-    /// As [`EmbeddedVm::build`], in the place of a pod that waited for its VMI. The VM is killed if `stop` completes
-    /// before it is built.
+    /// As [`EmbeddedVm::build`]. The VM is killed if `stop` completes before it is built.
+    ///
+    /// # Errors
+    /// The machine cannot be built, or was killed. Everything has been cleaned up.
+    pub async fn build_until(
+        stop: impl Future<Output = ()>,
+        runtime: &RuntimeDir,
+        (namespace, name): (&str, &str),
+        plan: VmPlan,
+        vmi: &serde_json::Value,
+        environment: VmEnvironment,
+    ) -> Result<EmbeddedVm, EmbeddedVmError> {
+        let claimed = runtime.claim(namespace, name)?;
+        EmbeddedVm::build_in(claimed, plan, vmi, environment, stop).await
+    }
+
+    /// As [`EmbeddedVm::build_until`], in the place of a pod that waited for its VMI.
     ///
     /// # Errors
     /// The machine cannot be built, or was killed. Everything has been cleaned up, and nothing serves the pod's socket.
