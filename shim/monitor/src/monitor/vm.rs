@@ -393,7 +393,7 @@ impl VmActor {
             let press = async {
                 before.await;
                 if paused {
-                    snapshots.resume().await?;
+                    snapshots.resume_to_end().await?;
                 }
                 client.shutdown(ShutdownRequest { reboot: false }).await?;
                 Ok::<_, VmError>(())

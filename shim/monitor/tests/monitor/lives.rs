@@ -17,7 +17,7 @@ use tonic::Streaming;
 
 use super::fixture::{Fixture, alive, disk, eventually, exit_of, plan, signal};
 
-async fn shut_down(mut client: PodClient, grace_seconds: Option<u64>) {
+pub async fn shut_down(mut client: PodClient, grace_seconds: Option<u64>) {
     client.shutdown(ShutdownRequest { grace_seconds }).await.unwrap();
 }
 

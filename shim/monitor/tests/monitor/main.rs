@@ -136,6 +136,7 @@ fn run() -> ExitCode {
         resume_waits_for_a_snapshot_that_can_be_told,
         refused_save_leaves_nothing,
         interrupted_snapshot_leaves_nothing,
+        shutdown_gives_a_snapshot_up,
         vmm_that_dies_while_saving_leaves_nothing,
         plugged_volume_stays_plugged,
         damaged_snapshot_is_refused,

@@ -17,6 +17,7 @@ use husk_vmi::{CacheMode, DeviceType, DiskPlan, DiskSource, ScsiController, Seed
 use tonic::{Code, Status, Streaming};
 
 use super::fixture::{Fixture, Vm, alive, disk, eventually, plan};
+use super::lives::shut_down;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -428,6 +429,21 @@ pub fn interrupted_snapshot_leaves_nothing() {
     f.wait(steps.message()).unwrap().unwrap();
     kill(&mut vm);
     finish(&f, &mut steps).unwrap_err();
+    assert!(!directory.exists());
+    f.is_clean(&vm.pids());
+}
+
+pub fn shutdown_gives_a_snapshot_up() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "saves-slowly")).unwrap();
+    let directory = dir(&f, "one");
+    let mut steps = begin(&f, &vm, &directory, false).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    let status = vm.ends(async |client| shut_down(client, Some(20)).await);
+    assert_eq!(status.reason, "Poweroff");
+    let refused = finish(&f, &mut steps).unwrap_err();
+    let wanted = "the VM is being shut down, so the snapshot was given up";
+    assert_eq!(refused.message(), wanted);
     assert!(!directory.exists());
     f.is_clean(&vm.pids());
 }

@@ -20,6 +20,7 @@ pub(in crate::monitor) struct SnapshotsHandle {
 pub(super) enum SnapshotCommand {
     Make(SnapshotOrder, ProgressSender),
     Resume(oneshot::Sender<Result<(), VmError>>),
+    ResumeToEnd(oneshot::Sender<Result<(), VmError>>),
 }
 
 impl SnapshotsHandle {
@@ -43,8 +44,23 @@ impl SnapshotsHandle {
     /// # Errors
     /// A snapshot is being made, or one that can be restored only if the VM does not go on cannot be told.
     pub(in crate::monitor) async fn resume(&self) -> Result<(), VmError> {
+        self.ask(SnapshotCommand::Resume).await
+    }
+
+    /// Lets a paused VM go on that is to end. A snapshot that is being made is given up: it would be lost at the end.
+    ///
+    /// # Errors
+    /// A snapshot that can be restored only if the VM does not go on cannot be told.
+    pub(in crate::monitor) async fn resume_to_end(&self) -> Result<(), VmError> {
+        self.ask(SnapshotCommand::ResumeToEnd).await
+    }
+
+    async fn ask(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<(), VmError>>) -> SnapshotCommand,
+    ) -> Result<(), VmError> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.mailbox.send(SnapshotCommand::Resume(reply)).await;
+        let sent = self.mailbox.send(command(reply)).await;
         sent.map_err(|_| VmError::ended())?;
         answer.await.map_err(|_| VmError::ended())?
     }

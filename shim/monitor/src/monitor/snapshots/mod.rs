@@ -3,6 +3,7 @@
 //! Both are one actor's, because a VM may not go on while it is saved, and a snapshot that can be restored only if its
 //! VM does not go on must know when it does.
 
+mod give_up;
 mod handle;
 mod job;
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use husk_proto::shim::v1::SnapshotProgress;
 use husk_proto::vmm::v1::ResumeRequest;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tonic::Status;
 use tracing::{info, warn};
@@ -24,6 +25,7 @@ use super::vm::RunningVmm;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 use crate::snapshot::{SnapshotDir, SnapshotError};
+use give_up::{GiveUp, way_to};
 use handle::SnapshotCommand;
 use job::SnapshotJob;
 
@@ -64,6 +66,9 @@ pub(super) struct SnapshotsActor {
     sources: SnapshotSources,
     mailbox: mpsc::Receiver<SnapshotCommand>,
     job: Option<RunningJob>,
+    give_up: Option<GiveUp>,
+    /// Callers that wait for the end of the snapshot, after which the VM goes on.
+    resume_waiters: Vec<oneshot::Sender<Result<(), VmError>>>,
     /// Snapshots of this pause that can be restored only if the VM does not go on.
     fragile: Vec<Arc<SnapshotDir>>,
 }
@@ -75,6 +80,8 @@ impl SnapshotsActor {
             sources,
             mailbox,
             job: None,
+            give_up: None,
+            resume_waiters: Vec::new(),
             fragile: Vec::new(),
         };
         (actor, SnapshotsHandle::new(sender))
@@ -87,12 +94,19 @@ impl SnapshotsActor {
                 command = self.mailbox.recv() => match command {
                     Some(SnapshotCommand::Make(order, progress)) => self.make(order, progress).await,
                     Some(SnapshotCommand::Resume(reply)) => drop(reply.send(self.resume().await)),
+                    Some(SnapshotCommand::ResumeToEnd(reply)) => self.resume_to_end(reply).await,
                     None => std::future::pending().await,
                 },
                 made = finished(&mut self.job) => {
                     self.job = None;
                     if let Some(snapshot) = made {
                         self.fragile.push(Arc::new(snapshot));
+                    }
+                    if !self.resume_waiters.is_empty() {
+                        let resumed = self.resume().await;
+                        for reply in self.resume_waiters.drain(..) {
+                            let _ = reply.send(resumed.clone());
+                        }
                     }
                 }
             }
@@ -110,14 +124,33 @@ impl SnapshotsActor {
         } else {
             match self.running() {
                 Ok(vmm) => {
+                    let (progress, give_up, forward) = way_to(progress);
                     let job = SnapshotJob::new(self.sources.clone(), vmm, order, progress);
-                    self.job = Some(Box::pin(job.run()));
+                    self.give_up = Some(give_up);
+                    self.job = Some(Box::pin(async {
+                        let (made, ()) = tokio::join!(job.run(), forward);
+                        made
+                    }));
                     return;
                 }
                 Err(error) => error,
             }
         };
         let _ = progress.send(Err(refusal.into())).await;
+    }
+
+    /// Lets a paused VM go on that is to end.
+    async fn resume_to_end(&mut self, reply: oneshot::Sender<Result<(), VmError>>) {
+        if self.job.is_none() {
+            return drop(reply.send(self.resume().await));
+        }
+        if let Some(give_up) = self.give_up.take() {
+            warn!("a snapshot is given up, because the VM is being shut down");
+            let _ = give_up.send(VmError::wrong_state(
+                "the VM is being shut down, so the snapshot was given up",
+            ));
+        }
+        self.resume_waiters.push(reply);
     }
 
     /// Lets a paused VM go on.
