@@ -165,7 +165,7 @@ impl Pod {
                 return;
             }
             Ok(built) => *built,
-            Err(error) => return self.not_built(id, error, reply),
+            Err(error) => return self.not_created(id, error, reply),
         };
         container.building = None;
         for note in &built.vm.plan.notes {
@@ -180,8 +180,8 @@ impl Pod {
         self.spawn_task(async move { TaskOutcome::Ended(id, Box::new(final_status(status).await)) });
     }
 
-    fn not_built(&mut self, id: &str, error: TaskError, reply: Reply<u32>) {
-        warn!(id, %error, "no VM was made");
+    pub(super) fn not_created(&mut self, id: &str, error: TaskError, reply: Reply<u32>) {
+        warn!(id, %error, "the container was not created");
         let _ = reply.send(Err(error));
         let Some(container) = self.containers.remove(id) else {
             return;

@@ -16,7 +16,7 @@ use crate::publisher::timestamp;
 use crate::spec::Role;
 
 impl Pod {
-    /// Deletes a container. One that was never started, or a VM that is being built, is killed first.
+    /// Deletes a container. One that was never started is killed first, and so is a VM that is being built.
     pub(super) async fn delete(&mut self, id: &str, reply: Reply<ContainerExit>) {
         let container = match self.find(id) {
             Ok(container) => container,
@@ -24,8 +24,6 @@ impl Pod {
         };
         if let Some(building) = &mut container.building {
             building.stop();
-            container.delete_replies.push(reply);
-            return;
         }
         let phase = *container.phase.borrow();
         match (phase, &mut container.vm) {
@@ -42,10 +40,19 @@ impl Pod {
                 container.delete_replies.push(reply);
                 self.record_exit(id, signals::KILLED);
             }
-            _ => {
+            (ContainerPhase::Creating, _) => container.delete_replies.push(reply),
+            (ContainerPhase::Running { .. }, _) => {
                 let text = format!("container {id} has not ended: kill it first");
                 let _ = reply.send(Err(TaskError::precondition(text)));
             }
+        }
+    }
+
+    /// Ends a container without a VM that was deleted while it was created.
+    pub(super) fn end_if_deleted(&mut self, id: &str) {
+        let found = self.containers.get(id);
+        if found.is_some_and(|container| !container.delete_replies.is_empty()) {
+            self.record_exit(id, signals::KILLED);
         }
     }
 

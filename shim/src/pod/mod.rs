@@ -132,11 +132,9 @@ impl Pod {
                         container.resources = resources;
                     }
                     self.created(&id, reply);
+                    self.end_if_deleted(&id);
                 }
-                Err(error) => {
-                    self.containers.remove(&id);
-                    let _ = reply.send(Err(error));
-                }
+                Err(error) => self.not_created(&id, error, reply),
             },
             TaskOutcome::Booted(id, embedded_vm, booted, reply) => {
                 self.booted(&id, *embedded_vm, booted, reply)

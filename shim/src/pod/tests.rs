@@ -145,3 +145,31 @@ async fn a_vm_that_is_being_built_ends_with_its_sandbox_or_the_create_call() {
     drop(is_created);
     assert!(completes(not_wanted).await && !stop.is_stopped());
 }
+
+#[tokio::test]
+async fn a_container_that_is_being_created_can_be_deleted() {
+    let volume = || pod(Role::Volume("data".into()), ContainerPhase::Creating);
+    let prepared =
+        |done, reply| PodCommand::Outcome(TaskOutcome::Prepared(ID.into(), Default::default(), done, reply));
+    let (mut pod, mut events, _handle) = volume();
+    let (delete, is_deleted) = oneshot::channel();
+    pod.delete(ID, delete).await;
+    let (create, is_created) = oneshot::channel();
+    pod.handle_command(prepared(Ok(()), create)).await;
+    assert_eq!(is_created.await.unwrap(), Ok(1));
+    let command = pod.mailbox.recv().await.unwrap();
+    pod.handle_command(command).await;
+    assert_eq!(is_deleted.await.unwrap().unwrap().status, 137);
+    for topic in ["/tasks/create", "/tasks/exit", "/tasks/delete"] {
+        assert_eq!(events.recv().await.unwrap().topic, topic);
+    }
+
+    let (mut pod, mut events, _handle) = volume();
+    let (delete, is_deleted) = oneshot::channel();
+    pod.delete(ID, delete).await;
+    let (create, is_created) = oneshot::channel();
+    pod.handle_command(prepared(Err(TaskError::failed("no")), create))
+        .await;
+    assert_eq!(is_created.await.unwrap(), Err(TaskError::failed("no")));
+    assert!(is_deleted.await.unwrap().is_ok() && pod.containers.is_empty() && events.try_recv().is_err());
+}
