@@ -34,7 +34,8 @@ Exit status (with several VMs, the first non-zero one in the order of FILE):
   143  SIGTERM before the VMs were running; later SIGTERM acts like Ctrl-C
 
 Kernel to boot: --kernel, else firmware.kernelBoot of the manifest, else the
-kernel found on the disks with a bootOrder, else on the first disk.
+kernel found on the disks with a bootOrder, else on the first disk, else on the first
+CD-ROM.
 
 Examples:
   husk run vm.yaml
