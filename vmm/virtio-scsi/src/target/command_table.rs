@@ -25,8 +25,9 @@ fn thin(unit: &LogicalUnit) -> bool {
     disk(unit) && unit.medium.is_some_and(|limits| limits.thin)
 }
 
-/// Units that others share do not offer reservations, which could not fence the others.
-fn can_reserve(unit: &LogicalUnit) -> bool {
+/// Units that others share offer neither reservations, which could not fence the others, nor COMPARE AND WRITE, which
+/// would not be atomic for them.
+fn unshared(unit: &LogicalUnit) -> bool {
     disk(unit) && unit.medium.is_some_and(|limits| !limits.shareable)
 }
 
@@ -91,7 +92,7 @@ static COMMANDS: &[CommandDescriptor] = &[
         .data_out().write().only_for(disk),
     CommandDescriptor::new(&[0x89, 0xf8, !0, !0, !0, !0, !0, !0, !0, !0, 0x00, 0x00, 0x00, !0, 0x00, 0x04],
         verify::compare_and_write)
-        .data_out().write().only_for(disk),
+        .data_out().write().only_for(unshared),
     CommandDescriptor::new(&[0x91, 0x02, !0, !0, !0, !0, !0, !0, !0, !0, !0, !0, !0, !0, 0x00, 0x04],
         block_commands::synchronize)
         .medium().only_for(disk),
@@ -108,28 +109,28 @@ static COMMANDS: &[CommandDescriptor] = &[
     CommandDescriptor::new(&[0x1e, 0x00, 0x00, 0x00, 0x03, 0x04], start_stop::prevent_allow),
     // PERSISTENT RESERVE IN: READ KEYS, READ RESERVATION, REPORT CAPABILITIES, READ FULL STATUS
     CommandDescriptor::new(&[0x5e, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], persistent_reserve::read)
-        .action().data_in().only_for(can_reserve),
+        .action().data_in().only_for(unshared),
     CommandDescriptor::new(&[0x5e, 0x01, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], persistent_reserve::read)
-        .action().data_in().only_for(can_reserve),
+        .action().data_in().only_for(unshared),
     CommandDescriptor::new(&[0x5e, 0x02, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], persistent_reserve::read)
-        .action().data_in().only_for(can_reserve),
+        .action().data_in().only_for(unshared),
     CommandDescriptor::new(&[0x5e, 0x03, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], persistent_reserve::read)
-        .action().data_in().only_for(can_reserve),
+        .action().data_in().only_for(unshared),
     // PERSISTENT RESERVE OUT: REGISTER, RESERVE, RELEASE, CLEAR, PREEMPT, PREEMPT AND ABORT, REGISTER AND IGNORE
     CommandDescriptor::new(&[0x5f, 0x00, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x01, !0, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x02, !0, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x03, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x04, !0, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x05, !0, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     CommandDescriptor::new(&[0x5f, 0x06, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
-        .action().data_out().only_for(can_reserve),
+        .action().data_out().only_for(unshared),
     // REPORT SUPPORTED OPERATION CODES, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS
     CommandDescriptor::new(&[0xa3, 0x0c, 0x87, !0, !0, !0, !0, !0, !0, !0, 0x00, 0x04], report_supported_opcodes)
         .action().data_in().only_for(disk),

@@ -95,7 +95,8 @@ pub struct MediumLimits {
     pub discard_granularity: u32,
     /// Maximum bytes of one UNMAP or WRITE SAME command, at least a block.
     pub max_unmap: u64,
-    /// Others may write the same medium. The unit does not offer persistent reservations, which could not fence them.
+    /// Others may write the same medium. The unit offers neither persistent reservations, which could not fence them,
+    /// nor COMPARE AND WRITE, which would not be atomic for them.
     pub shareable: bool,
     /// Rotating medium rather than solid state.
     pub rotational: bool,

@@ -126,7 +126,7 @@ fn block_limits(limits: &MediumLimits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let mut put = |at: usize, bytes: &[u8]| page[at - 4..][..bytes.len()].copy_from_slice(bytes);
     put(4, &[0x01]); // WSNZ
-    if !limits.read_only {
+    if !limits.read_only && !limits.shareable {
         put(5, &[max_compare_blocks(limits)]);
     }
     put(6, &(1u16 << limits.physical_exponent).to_be_bytes());

@@ -405,6 +405,27 @@ fn miscompares() {
 }
 
 #[test]
+fn a_shared_disk_does_not_offer_compare_and_write() {
+    for shareable in [false, true] {
+        let limits = MediumLimits {
+            shareable,
+            ..disk_limits()
+        };
+        let mut rig = Rig::disk(limits);
+        let found = rig.medium[..512].to_vec();
+        let swap: [u8; 16] = cdb(0x89, &[(13, &[1])]);
+        let (response, _) = rig.run(&swap, &[found, vec![7; 512]].concat(), 0);
+        assert_eq!(response.status == ScsiStatus::Good, !shareable);
+        assert_eq!(rig.medium[..512] == [7; 512], !shareable);
+        // SUPPORT of REPORT SUPPORTED OPERATION CODES; MAXIMUM COMPARE AND WRITE LENGTH of the Block Limits page.
+        let opcode = rig.good(&[0xa3, 0x0c, 1, 0x89, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256);
+        assert_eq!(opcode[1], if shareable { 1 } else { 3 });
+        let page = rig.good(&[0x12, 1, 0xb0, 1, 0, 0], &[], 256);
+        assert_eq!(page[5], if shareable { 0 } else { 255 });
+    }
+}
+
+#[test]
 fn extents_of_any_length_are_taken() {
     use super::super::{Extent, ScsiCommand};
     // A medium that reports a byte at a time is not queried for the whole range.
