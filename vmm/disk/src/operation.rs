@@ -78,12 +78,17 @@ enum Stage {
 pub(crate) struct Operation {
     kind: OperationKind,
     durable: bool,
+    /// First byte of the whole request.
+    start: u64,
     /// The range that is left to do, in bytes of the disk.
     offset: u64,
     end: u64,
+    /// All but the first one that is not done are whole.
     buffers: Vec<IoBuffer>,
     /// Index of the first buffer that is not done.
     first: usize,
+    /// Bytes of that buffer that are done, and that it lacks.
+    done_of_first: usize,
     bounce: Option<Box<Bounce>>,
     /// Write zeroes because `fallocate` refused the range.
     write_zeroes_explicitly: bool,
@@ -111,6 +116,7 @@ impl Operation {
     pub fn begin(&mut self, kind: OperationKind, offset: u64, len: u64, buffers: &[IoBuffer], durable: bool) {
         self.kind = kind;
         self.durable = durable;
+        self.start = offset;
         self.offset = offset;
         self.end = offset + len;
         self.buffers.extend_from_slice(buffers);
@@ -122,6 +128,7 @@ impl Operation {
         self.buffers.clear();
         self.buffers.shrink_to(KEPT_BUFFERS);
         self.first = 0;
+        self.done_of_first = 0;
         self.write_zeroes_explicitly = false;
         self.retries = 0;
         self.bounce.take().is_some()
@@ -158,8 +165,8 @@ impl Operation {
             };
         }
         match self.stage {
-            Stage::Transfer => self.transfer(),
-            Stage::Fill | Stage::Drain => self.bounce_call(),
+            Stage::Transfer => self.transfer(traits.align),
+            Stage::Fill | Stage::Drain => self.bounce_call(traits.align),
             Stage::Punch => self.allocate(libc::FALLOC_FL_PUNCH_HOLE),
             Stage::ZeroRange => self.allocate(libc::FALLOC_FL_ZERO_RANGE),
             Stage::Sync => NextAction::IoCall(IoCall::Sync),
@@ -171,6 +178,11 @@ impl Operation {
     fn choose(&mut self, traits: &FileTraits) -> Result<Stage, NextAction> {
         Ok(match self.kind {
             OperationKind::Flush => Stage::Sync,
+            OperationKind::Write | OperationKind::Zero { .. }
+                if self.offset == self.end && self.syncs_apart(traits.align) =>
+            {
+                Stage::Sync
+            }
             _ if self.offset == self.end => Stage::Done,
             OperationKind::Discard if traits.punch => Stage::Punch,
             // A discard is a hint: a file without holes may ignore it.
@@ -184,6 +196,12 @@ impl Operation {
             OperationKind::Read | OperationKind::Write if self.aligned(traits.align) => Stage::Transfer,
             _ => return self.next_piece(traits.align),
         })
+    }
+
+    /// True if a sync of its own makes the request's writes stable. Through the page cache, RWF_DSYNC returns also errors
+    /// of earlier writes, and only once: nobody could tell them from errors of the write itself.
+    fn syncs_apart(&self, align: Align) -> bool {
+        self.durable && align == Align::NONE
     }
 
     fn aligned(&self, align: Align) -> bool {
@@ -234,7 +252,7 @@ impl Operation {
         self.bounce.is_some()
     }
 
-    fn transfer(&self) -> NextAction {
+    fn transfer(&self, align: Align) -> NextAction {
         let buffers = &self.buffers[self.first..];
         // IoBuffer is a transparent wrapper of iovec.
         let vector = IovecList {
@@ -247,12 +265,13 @@ impl Operation {
             _ => IoCall::Write {
                 offset,
                 vector,
-                durable: self.durable,
+                durable: self.durable && !self.syncs_apart(align),
             },
         })
     }
 
-    fn bounce_call(&mut self) -> NextAction {
+    fn bounce_call(&mut self, align: Align) -> NextAction {
+        let durable = self.durable && !self.syncs_apart(align);
         let Some(bounce) = &mut self.bounce else {
             return NextAction::Failed(libc::EIO);
         };
@@ -268,7 +287,7 @@ impl Operation {
             _ => IoCall::Write {
                 offset,
                 vector,
-                durable: self.durable,
+                durable,
             },
         })
     }
@@ -309,6 +328,12 @@ impl Operation {
         self.stage = match self.failure.1 {
             // Chooses again for what is left.
             Stage::Transfer => Stage::Choose,
+            // The page cache may have dropped what was written, so it is written again.
+            Stage::Sync if !self.is_flush() => {
+                self.offset = self.start;
+                self.first = 0;
+                Stage::Choose
+            }
             stage => stage,
         };
     }
@@ -320,13 +345,7 @@ impl Operation {
 
     /// True if the failed step should have made earlier writes stable.
     pub fn failed_to_sync(&self) -> bool {
-        self.stage == Stage::Failed
-            && match self.failure.1 {
-                Stage::Sync => true,
-                // EIO comes from the storage, perhaps for earlier writes. Without space nothing was written.
-                Stage::Transfer | Stage::Drain => self.durable && self.failure.0 == libc::EIO,
-                _ => false,
-            }
+        self.stage == Stage::Failed && self.failure.1 == Stage::Sync
     }
 
     /// Fills the rest of a read with zeroes.
@@ -467,7 +486,12 @@ impl Operation {
             let part = rest.min(buffer.len());
             each(buffer.start(), part);
             *buffer = IoBuffer::new(buffer.start().wrapping_add(part), buffer.len() - part);
-            self.first += usize::from(buffer.len() == 0);
+            self.done_of_first += part;
+            if buffer.len() == 0 {
+                let len = std::mem::take(&mut self.done_of_first);
+                *buffer = IoBuffer::new(buffer.start().wrapping_sub(len), len);
+                self.first += 1;
+            }
             rest -= part;
         }
     }

@@ -1,9 +1,9 @@
-//! Reads and writes that the calling thread executes itself, without the ring.
+//! Reads, writes and syncs that the calling thread executes itself, without the ring.
 //!
 //! io_uring tries a call with `RWF_NOWAIT`, and wakes a thread of the kernel if the file system does not support that.
 //! Some file systems never do, although such calls rarely wait:
 //!
-//! - tmpfs and ramfs, which have no device;
+//! - tmpfs and ramfs, which have no device and nothing to sync;
 //! - ext4 for writes to the page cache. These can wait, for writeback or for the journal. While they take long, the
 //!   ring has them.
 
@@ -30,7 +30,7 @@ const RING_TIME: u32 = 100;
 enum Synchronous {
     None,
     Writes(RawFd),
-    ReadsAndWrites(RawFd),
+    AllButAllocate(RawFd),
 }
 
 /// The attached files, and the time that writes take.
@@ -69,7 +69,9 @@ impl SynchronousCalls {
     pub unsafe fn execute(&mut self, slot: u32, call: IoCall) -> Option<i32> {
         let file = *self.files.get(slot as usize)?;
         match (file, call) {
-            (Synchronous::ReadsAndWrites(fd), IoCall::Read { .. } | IoCall::Write { .. }) => {
+            // The kernel does nothing for it either, and the thread may not call fdatasync.
+            (Synchronous::AllButAllocate(_), IoCall::Sync) => Some(0),
+            (Synchronous::AllButAllocate(fd), IoCall::Read { .. } | IoCall::Write { .. }) => {
                 // SAFETY: the file stays attached, and the caller guarantees the call's memory.
                 Some(unsafe { perform(fd, call) })
             }
@@ -105,7 +107,7 @@ fn synchronous(file: BorrowedFd<'_>) -> Synchronous {
         return Synchronous::None;
     }
     match found.f_type {
-        libc::TMPFS_MAGIC | RAMFS_MAGIC => Synchronous::ReadsAndWrites(file.as_raw_fd()),
+        libc::TMPFS_MAGIC | RAMFS_MAGIC => Synchronous::AllButAllocate(file.as_raw_fd()),
         // Also ext2's and ext3's.
         libc::EXT4_SUPER_MAGIC if uses_page_cache(file) => Synchronous::Writes(file.as_raw_fd()),
         _ => Synchronous::None,
@@ -194,7 +196,7 @@ mod tests {
         assert_eq!(execute(&mut calls, 2, source.write(true)), Some(8));
         assert_eq!(execute(&mut calls, 2, target.read()), Some(8));
         assert_eq!(to, from);
-        assert_eq!(execute(&mut calls, 2, IoCall::Sync), None);
+        assert_eq!(execute(&mut calls, 2, IoCall::Sync), Some(0));
         let outside = Buffer(libc::iovec {
             iov_base: std::ptr::without_provenance_mut(8),
             iov_len: 8,
@@ -220,6 +222,7 @@ mod tests {
         assert_eq!(execute(&mut calls, 0, buffer.write(false)), Some(8));
         assert_eq!(execute(&mut calls, 0, buffer.write(true)), None, "durable");
         assert_eq!(execute(&mut calls, 0, buffer.read()), None);
+        assert_eq!(execute(&mut calls, 0, IoCall::Sync), None);
         assert!(uses_page_cache(file.as_fd()));
         let file = tempfile::NamedTempFile::new().unwrap();
         let direct = File::options()

@@ -323,6 +323,15 @@ mod tests {
         assert_eq!(ring.running(), 0);
         // SAFETY: takes no memory.
         unsafe { ring.push(8, 0, IoCall::Sync) };
+        assert_eq!(ring.pop(), Some((8, 0)));
+        let allocate = IoCall::Allocate {
+            mode: libc::FALLOC_FL_KEEP_SIZE,
+            offset: 0,
+            len: 8,
+            hint: false,
+        };
+        // SAFETY: takes no memory.
+        unsafe { ring.push(9, 0, allocate) };
         assert_eq!((ring.pop(), ring.ring.submission().len()), (None, 1));
     }
 }

@@ -127,18 +127,9 @@ impl ImageContent {
         let result = match call {
             // SAFETY: by this function's contract.
             IoCall::Read { offset, vector } => unsafe { self.read_vector(offset, vector) },
-            IoCall::Write {
-                offset,
-                vector,
-                durable,
-            } => {
-                // SAFETY: by this function's contract.
-                let written = unsafe { self.write_vector(offset, vector) };
-                written.and_then(|len| match durable {
-                    true => self.sync().map(|()| len),
-                    false => Ok(len),
-                })
-            }
+            // A durable write is followed by a sync: it goes through the page cache.
+            // SAFETY: by this function's contract.
+            IoCall::Write { offset, vector, .. } => unsafe { self.write_vector(offset, vector) },
             IoCall::Sync => self.sync().map(|()| 0),
             IoCall::Allocate {
                 mode,

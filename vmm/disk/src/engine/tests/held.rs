@@ -27,6 +27,10 @@ fn fail(bench: &Bench, errno: Option<i32>) {
     bench.kernel.lock().unwrap().failure = errno;
 }
 
+fn fail_syncs(bench: &Bench, errno: Option<i32>) {
+    bench.kernel.lock().unwrap().sync_failure = errno;
+}
+
 fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(0)
 }
@@ -150,13 +154,60 @@ fn enospc_on_a_durable_write_is_not_a_lost_write() {
     bench.engine.retry_held(bench.disk);
     assert!(drain(&mut bench.engine)[0].result.is_ok());
     one(&mut bench, IoRequest::Flush).unwrap();
-    fail(&bench, Some(libc::EIO));
-    assert!(one(&mut bench, durable).is_err());
-    fail(&bench, None);
-    assert!(
-        one(&mut bench, IoRequest::Flush).is_err(),
-        "it took another's error"
-    );
+}
+
+#[test]
+fn any_error_of_a_durable_writes_sync_may_be_of_an_earlier_write() {
+    for errno in [libc::EIO, libc::ENOSPC, libc::EDQUOT] {
+        let mut bench = bench(ErrorPolicy::Report);
+        let mut memory = vec![7; 512];
+        let pieces = buffers(&mut memory, 512);
+        let durable = IoRequest::Write {
+            offset: 0,
+            buffers: &pieces,
+            durable: true,
+        };
+        fail_syncs(&bench, Some(errno));
+        assert!(one(&mut bench, durable).is_err());
+        fail_syncs(&bench, None);
+        assert!(one(&mut bench, IoRequest::Flush).is_err());
+    }
+}
+
+/// Without a write cache nothing else is lost.
+#[test]
+fn a_durable_write_whose_sync_failed_is_written_again() {
+    for fallocate in [false, true] {
+        let geometry = Geometry {
+            write_cache: false,
+            ..geometry(NONE)
+        };
+        let mut bench = bench_of(geometry, ErrorPolicy::NoSpace, 1, fallocate);
+        let mut memory = vec![7; 8192];
+        let pieces = buffers(&mut memory, 1000);
+        let zero = IoRequest::WriteZeroes {
+            offset: 8192,
+            len: 8192,
+            unmap: false,
+            durable: false,
+        };
+        fail_syncs(&bench, Some(libc::ENOSPC));
+        submit(&mut bench, 0, write(0, &pieces));
+        submit(&mut bench, 1, zero);
+        assert!(drain(&mut bench.engine).is_empty());
+        // The page cache drops what it could not write.
+        bench.kernel.lock().unwrap().images[0].fill(0xdd);
+        fail_syncs(&bench, None);
+        bench.engine.retry_held(bench.disk);
+        let done = drain(&mut bench.engine);
+        assert!(
+            done.len() == 2 && done.iter().all(|c| c.result.is_ok()),
+            "{done:?}"
+        );
+        let kernel = bench.kernel.lock().unwrap();
+        assert_eq!(kernel.images[0][..8192], [7; 8192]);
+        assert_eq!(kernel.images[0][8192..16384], [0; 8192]);
+    }
 }
 
 /// More requests than bounce buffers, and some of one block.

@@ -23,6 +23,8 @@ pub struct Kernel {
     pub fallocate: bool,
     /// Every call fails.
     pub failure: Option<i32>,
+    /// Every sync fails.
+    pub sync_failure: Option<i32>,
     /// One in so many calls fails with ENOSPC; syncs do not.
     pub shortage: Option<u64>,
 }
@@ -47,6 +49,9 @@ impl Kernel {
     fn perform(&mut self, slot: u32, call: IoCall) -> i32 {
         self.calls.push(call);
         if let Some(errno) = self.failure {
+            return -errno;
+        }
+        if let (IoCall::Sync, Some(errno)) = (call, self.sync_failure) {
             return -errno;
         }
         if self.random(8) == 0 {
@@ -187,7 +192,7 @@ pub fn bench(align: Align, seed: u64, fallocate: bool) -> Bench {
 
 pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: bool) -> Bench {
     let content: Vec<u8> = (0..SECTORS * SECTOR).map(|i| (i / SECTOR) as u8 ^ 0x5a).collect();
-    let (calls, failure, shortage) = (Vec::new(), None, None);
+    let (calls, failure, sync_failure, shortage) = (Vec::new(), None, None, None);
     let kernel = Kernel {
         images: vec![content; 2],
         align: geometry.align,
@@ -195,6 +200,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
         calls,
         fallocate,
         failure,
+        sync_failure,
         shortage,
     };
     let kernel = Arc::new(Mutex::new(kernel));

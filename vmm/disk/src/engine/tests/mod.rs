@@ -140,36 +140,43 @@ proptest! {
 
 #[test]
 fn durable_changes_are_on_disk_before_they_complete() {
-    let mut bench = bench(NONE, 1, true);
-    let mut memory = vec![1; 512];
+    let mut memory = vec![1; 4096];
     let pieces = buffers(&mut memory, 512);
-    one(
-        &mut bench,
-        IoRequest::Write {
-            offset: 0,
-            buffers: &pieces,
-            durable: true,
-        },
-    )
-    .unwrap();
-    one(
-        &mut bench,
-        IoRequest::WriteZeroes {
-            offset: 0,
-            len: 512,
-            unmap: false,
-            durable: true,
-        },
-    )
-    .unwrap();
-    let kernel = bench.kernel.lock().unwrap();
-    assert!(
-        kernel
-            .calls
-            .iter()
-            .all(|c| !matches!(c, IoCall::Write { durable: false, .. }))
-    );
-    assert!(matches!(kernel.calls.last(), Some(IoCall::Sync)));
+    let write = IoRequest::Write {
+        offset: 0,
+        buffers: &pieces,
+        durable: true,
+    };
+    let zero = IoRequest::WriteZeroes {
+        offset: 0,
+        len: 4096,
+        unmap: false,
+        durable: true,
+    };
+    // Without direct I/O, and if zeroes are written, a sync follows.
+    for (align, fallocate, request, syncs) in [
+        (NONE, true, write, true),
+        (NONE, true, zero, true),
+        (NONE, false, zero, true),
+        (BLOCKS, true, write, false),
+        (BLOCKS, true, zero, true),
+        (BLOCKS, false, zero, false),
+    ] {
+        let mut bench = bench(align, 1, fallocate);
+        one(&mut bench, request).unwrap();
+        let kernel = bench.kernel.lock().unwrap();
+        let (last, earlier) = kernel.calls.split_last().unwrap();
+        let durable =
+            |call: &IoCall| matches!(call, IoCall::Write { durable, .. } if *durable == (align != NONE));
+        let writes = |call: &&IoCall| matches!(call, IoCall::Write { .. });
+        assert!(
+            kernel.calls.iter().filter(writes).all(durable),
+            "{:?}",
+            kernel.calls
+        );
+        assert_eq!(matches!(last, IoCall::Sync), syncs, "{:?}", kernel.calls);
+        assert!(syncs || durable(last), "{earlier:?} {last:?}");
+    }
 }
 
 #[test]
