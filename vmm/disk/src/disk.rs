@@ -38,6 +38,16 @@ pub(crate) enum ImageBackend {
     Qcow2(Arc<qcow2::Qcow2Image>),
 }
 
+impl ImageBackend {
+    /// True if a failed [`IoCall::Sync`](crate::io_backend::IoCall::Sync) got as far as an fdatasync that failed.
+    pub fn sync_failed(&self) -> bool {
+        match self {
+            Self::File(_) => true,
+            Self::Qcow2(image) => image.sync_failed(),
+        }
+    }
+}
+
 impl Disk {
     /// Opens a raw image: a regular file or a block device.
     ///

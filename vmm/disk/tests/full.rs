@@ -2,8 +2,13 @@
 
 mod common;
 
+use std::sync::{Mutex, PoisonError};
+
 use common::*;
 use husk_disk::{Disk, DiskOptions, EngineKind, ErrorPolicy, IoRequest};
+
+/// Held by a test that sets the limit.
+static LIMIT: Mutex<()> = Mutex::new(());
 
 /// Bounds what this process can write of any file; writing beyond is EFBIG.
 fn limit(bytes: libc::rlim_t) {
@@ -77,11 +82,41 @@ fn held(kind: EngineKind, disk: &Disk) {
 
 #[test]
 fn a_write_is_held_until_there_is_room() {
+    let _limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     for kind in KINDS {
         for disk in disks() {
             held(kind, &disk);
         }
     }
+}
+
+#[test]
+fn a_flush_succeeds_once_there_is_room_for_the_tables() {
+    let _limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = image(0);
+    Disk::create_overlay(open(file.path(), 0).into(), 4 * MIB).unwrap();
+    let overlay = || Disk::open_qcow2(open(file.path(), 0).into(), None, reporting()).unwrap();
+    let disk = overlay();
+    let mut served = serve(EngineKind::Auto, &disk);
+    let mut memory = pattern(MIB as usize, 5);
+    let expected = memory.clone();
+    let buffers = pieces(&mut memory, 4096);
+    let write = IoRequest::Write {
+        offset: MIB,
+        buffers: &buffers,
+        durable: false,
+    };
+    run(&mut served, &[write]).remove(0).unwrap();
+    limit(1);
+    let full = run(&mut served, &[IoRequest::Flush]).remove(0);
+    limit(libc::RLIM_INFINITY);
+    assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::EFBIG));
+    assert!(!disk.lost_writes());
+    run(&mut served, &[IoRequest::Flush]).remove(0).unwrap();
+    // As after a power cut.
+    let mut back = vec![0; MIB as usize];
+    overlay().reader().read_at(MIB, &mut back).unwrap();
+    assert!(back == expected);
 }
 
 #[test]

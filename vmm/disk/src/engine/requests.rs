@@ -60,9 +60,10 @@ impl AttachedDisk {
     /// Records what the failure of an operation that should make earlier writes stable means for later ones: the page
     /// cache may have dropped these writes, and a second fdatasync would succeed without them.
     fn note_loss(&self, errno: i32) {
-        let geometry = self.image.disk().geometry();
-        if geometry.write_cache && geometry.align == Align::NONE {
-            self.image.disk().lose(errno);
+        let disk = self.image.disk();
+        let geometry = disk.geometry();
+        if geometry.write_cache && geometry.align == Align::NONE && disk.backend().sync_failed() {
+            disk.lose(errno);
         }
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct ImageContent {
     cluster: u64,
     /// imago panicked, so its state in memory may be inconsistent.
     broken: AtomicBool,
+    /// An fdatasync of the image's file failed.
+    sync_failed: AtomicBool,
 }
 
 impl ImageContent {
@@ -62,6 +64,7 @@ impl ImageContent {
             geometry: Geometry::of_image(header.size, header.cluster, options)?,
             cluster: header.cluster,
             broken: AtomicBool::new(false),
+            sync_failed: AtomicBool::new(false),
         })
     }
 
@@ -218,8 +221,15 @@ impl ImageContent {
         self.write_back()?;
         match self.geometry.read_only {
             true => Ok(()),
-            false => self.shared(|access| access.sync()),
+            false => self.shared(|access| access.sync()).inspect_err(|_| {
+                self.sync_failed.store(true, Ordering::Relaxed);
+            }),
         }
+    }
+
+    /// True if an fdatasync failed. A failed write of the tables is no loss: they are still in memory.
+    pub fn sync_failed(&self) -> bool {
+        self.sync_failed.load(Ordering::Relaxed)
     }
 
     /// Frees the storage of a range, which then reads as zeroes. With `hint`, parts of clusters may stay.

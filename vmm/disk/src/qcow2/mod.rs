@@ -98,6 +98,11 @@ impl Qcow2Image {
         self.content.write_back()
     }
 
+    /// True if an fdatasync of the image's file failed.
+    pub fn sync_failed(&self) -> bool {
+        self.content.sync_failed()
+    }
+
     /// See [`Disk::extent`](crate::Disk::extent); `offset` is on the disk.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
         self.content.extent(offset)
