@@ -248,15 +248,18 @@ impl Disk {
 
 /// Offset that a seek returns, `None` if there is no data or hole of that kind up to the end.
 fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
-    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let from = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: lseek takes no pointer. Nothing else uses the descriptor's position.
-    let at = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
-    match u64::try_from(at) {
-        Ok(at) => Ok(Some(at)),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-            error => Err(error),
-        },
+    let at = unsafe { libc::lseek(file.as_raw_fd(), from, whence) };
+    if let Ok(at) = u64::try_from(at) {
+        return Ok(Some(at));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENXIO) => Ok(None),
+        // Block devices do not have these seeks. All counts as data.
+        Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok((whence == libc::SEEK_DATA).then_some(offset)),
+        _ => Err(error),
     }
 }
 
@@ -310,5 +313,32 @@ impl Disk {
     #[cfg(test)]
     pub(crate) fn set_size(&self, size: u64) {
         self.0.size.store(size, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_seeks_to_data_is_allocated_up_to_the_end() {
+        // Like block devices, procfs refuses these seeks.
+        let file = File::open("/proc/version").unwrap();
+        let image = tempfile::tempfile_in("/var/tmp").unwrap();
+        image.set_len(4096).unwrap();
+        let geometry = Disk::open_raw(image.into(), DiskOptions::default())
+            .unwrap()
+            .geometry();
+        let disk = Disk::new(ImageBackend::File(file), geometry, ErrorPolicy::Report);
+        let extent = disk.extent(512).unwrap();
+        let (offset, len, allocated) = (512, 4096 - 512, true);
+        assert_eq!(
+            extent,
+            Extent {
+                offset,
+                len,
+                allocated
+            }
+        );
     }
 }
