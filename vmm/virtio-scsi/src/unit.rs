@@ -89,8 +89,8 @@ pub(crate) fn disc_limits(disc: &Disk) -> MediumLimits {
     MediumLimits::cd(blocks(disc, one.block_size))
 }
 
-/// The task set of a unit (SAM-5, section 8). An exclusive task (an ordered one, or one with an exclusive range of the
-/// medium) runs after all older tasks have ended and before all younger ones.
+/// The task set of a unit (SAM-5, section 8). An exclusive task (an ordered one, one that runs alone, or one with an
+/// exclusive range of the medium) runs after all older tasks have ended and before all younger ones.
 #[derive(Debug, Default)]
 pub(crate) struct TaskSet {
     /// Tasks that run.

@@ -97,7 +97,7 @@ impl Controller {
             luns,
         });
         let reports = task.reports_luns();
-        slot.exclusive = task.exclusive().is_some() || header.attribute == ORDERED;
+        slot.exclusive = task.exclusive().is_some() || task.runs_alone() || header.attribute == ORDERED;
         slot.task = Some(task);
         slot.mem = Some(Arc::clone(mem));
         (slot.queue, slot.head, slot.id) = (queue, head, header.id);

@@ -23,6 +23,8 @@ pub(crate) struct CommandDescriptor {
     pub writes: bool,
     /// The command is served despite a pending unit attention, which stays (SAM-5, section 5.14).
     pub ignores_unit_attention: bool,
+    /// No other command of the unit runs beside it.
+    pub runs_alone: bool,
     /// True if a unit supports the command.
     pub offered: fn(&LogicalUnit) -> bool,
     pub serve: Serve,
@@ -38,6 +40,7 @@ impl CommandDescriptor {
             needs_medium: false,
             writes: false,
             ignores_unit_attention: false,
+            runs_alone: false,
             offered: |_| true,
             serve,
         }
@@ -72,6 +75,11 @@ impl CommandDescriptor {
 
     pub const fn ignores_unit_attention(mut self) -> Self {
         self.ignores_unit_attention = true;
+        self
+    }
+
+    pub const fn runs_alone(mut self) -> Self {
+        self.runs_alone = true;
         self
     }
 

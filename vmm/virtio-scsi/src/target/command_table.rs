@@ -97,9 +97,10 @@ static COMMANDS: &[CommandDescriptor] = &[
         block_commands::synchronize)
         .medium().only_for(disk),
     // MODE SELECT (6), MODE SENSE (6), MODE SELECT (10), MODE SENSE (10), LOG SENSE
-    CommandDescriptor::new(&[0x15, 0x11, 0x00, 0x00, !0, 0x04], mode_pages::select).data_out(),
+    CommandDescriptor::new(&[0x15, 0x11, 0x00, 0x00, !0, 0x04], mode_pages::select).data_out().runs_alone(),
     CommandDescriptor::new(&[0x1a, 0x08, !0, !0, !0, 0x04], mode_pages::sense).data_in(),
-    CommandDescriptor::new(&[0x55, 0x11, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], mode_pages::select).data_out(),
+    CommandDescriptor::new(&[0x55, 0x11, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x04], mode_pages::select)
+        .data_out().runs_alone(),
     CommandDescriptor::new(&[0x5a, 0x18, !0, !0, 0x00, 0x00, 0x00, !0, !0, 0x04], mode_pages::sense).data_in(),
     CommandDescriptor::new(&[0x4d, 0x03, !0, !0, 0x00, !0, !0, !0, !0, 0x04], unit_status::log_sense)
         .data_in().only_for(disk),

@@ -51,6 +51,9 @@ impl Task {
     ) -> Self {
         let direction = op.map_or(Direction::In, |op| op.direction);
         let reports_luns = op.is_ok_and(CommandDescriptor::reports_luns) && work.is_ok();
-        Self::new(unit, direction, work, command).reporting_luns(reports_luns)
+        let alone = op.is_ok_and(|op| op.runs_alone);
+        Self::new(unit, direction, work, command)
+            .reporting_luns(reports_luns)
+            .running_alone(alone)
     }
 }

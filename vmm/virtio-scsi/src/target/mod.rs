@@ -13,6 +13,7 @@
 //!   ([`DataLocation::Scratch`], [`Task::scratch`]), which stays in place in memory during a step, even if the task is
 //!   moved.
 //! - While a task with an [`exclusive`](Task::exclusive) range runs, no other task writes there.
+//! - Beside a task that [runs alone](Task::runs_alone), no other task of its unit runs.
 //! - The owner implements task attributes, task management and the order of commands. It may drop a task between steps,
 //!   which ends the task.
 //! - The owner reports changes from outside: [`LogicalUnit::reset`], [`LogicalUnit::resize`],

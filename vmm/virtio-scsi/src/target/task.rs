@@ -72,6 +72,7 @@ pub struct Task {
     /// [`LogicalUnit::changes`] at the start.
     changes: u32,
     reports_luns: bool,
+    runs_alone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +103,7 @@ impl Task {
             data_out: command.data_out,
             data_in: command.data_in,
             reports_luns: false,
+            runs_alone: false,
             work,
             pending: None,
             scratch: Vec::new(),
@@ -113,6 +115,12 @@ impl Task {
     /// Marks a task that reports the target's LUNs.
     pub(crate) fn reporting_luns(mut self, reports_luns: bool) -> Self {
         self.reports_luns = reports_luns;
+        self
+    }
+
+    /// Marks a task beside which no other runs.
+    pub(crate) fn running_alone(mut self, runs_alone: bool) -> Self {
+        self.runs_alone = runs_alone;
         self
     }
 
@@ -202,6 +210,13 @@ impl Task {
         }
     }
 
+    /// True if no other task of the unit may run from this task's first step to its end: MODE SELECT may switch the cache
+    /// off, and its flush must cover every write that was not durable.
+    #[must_use]
+    pub fn runs_alone(&self) -> bool {
+        self.runs_alone
+    }
+
     /// True if the command reports the target's LUNs, so that its other units need not report a change
     /// ([`LogicalUnit::luns_reported`]).
     #[must_use]
@@ -210,7 +225,14 @@ impl Task {
     }
 
     /// Checks a step against the current medium, and records it.
-    fn start(&mut self, unit: &LogicalUnit, step: Step) -> Result<Step, CommandError> {
+    fn start(&mut self, unit: &LogicalUnit, mut step: Step) -> Result<Step, CommandError> {
+        if let Step::Write { durable, .. }
+        | Step::Discard { durable, .. }
+        | Step::WriteZeroes { durable, .. } = &mut step
+        {
+            // The cache may have been switched off while the task waited.
+            *durable = unit.durable(*durable);
+        }
         let (kind, range, moves) = match &step {
             Step::Read { offset, len, into } => (StepKind::Read, Some((*offset, *len)), into.moves(*len)),
             Step::Write {

@@ -268,3 +268,32 @@ fn ordered_tasks_run_in_order_and_head_of_queue_tasks_first() {
     assert_eq!(block(&last), 2);
     script.finish(last.tag, Ok(()));
 }
+
+#[test]
+fn a_cache_is_switched_off_after_older_writes_and_before_younger_ones() {
+    use husk_disk::testing::CallKind;
+    let (mut guest, script) = Guest::scripted(16, ErrorPolicy::Report);
+    let list = [&[0, 0, 0, 0, 0x08, 0x12, 0][..], &[0; 17]].concat();
+    guest.put(DATA, &list);
+    let write = |guest: &mut Guest| guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    write(&mut guest);
+    let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
+    guest.add(at(0, 0), &select, &[(DATA, list.len() as u32, 0)]);
+    write(&mut guest);
+    guest.request[0].kick();
+    let (offset, len, durable) = (0, 512, false);
+    let written = CallKind::Write { offset, len, durable };
+    // The flush covers the first write. A sync makes the second one durable.
+    for (number, expected) in [written, CallKind::Sync, written, CallKind::Sync]
+        .into_iter()
+        .enumerate()
+    {
+        let made = Guest::made(&script, number + 1);
+        linger();
+        assert_eq!((script.made().len(), made[number].what), (number + 1, expected));
+        script.finish(made[number].tag, Ok(()));
+    }
+    for _ in 0..3 {
+        guest.request[0].wait();
+    }
+}
