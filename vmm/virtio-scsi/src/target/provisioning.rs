@@ -87,6 +87,8 @@ struct Same {
     /// The range that is left, in bytes of the medium.
     range: Range<u64>,
     block: usize,
+    /// First byte of NUMBER OF LOGICAL BLOCKS in the CDB.
+    count_at: u16,
     unmap: bool,
     stage: Stage,
 }
@@ -120,9 +122,10 @@ pub(crate) fn write_same(
         cdb.require_clear(1, UNMAP)?;
     }
     let blocks = LbaRange::of(cdb);
+    let count_at = if ten { 7 } else { 10 };
     if blocks.count == 0 {
         // WSNZ: 0 blocks do not mean the rest of the medium.
-        return Err(Sense::invalid_cdb(if ten { 7 } else { 10 }, None).into());
+        return Err(Sense::invalid_cdb(count_at, None).into());
     }
     blocks.check_within(limits, limits.max_unmap_blocks())?;
     let block = limits.block_size;
@@ -138,6 +141,7 @@ pub(crate) fn write_same(
     Ok(Work::Run(Box::new(Same {
         range: offset..offset + blocks.len(limits),
         block: block as usize,
+        count_at,
         unmap: cdb.bit(1, UNMAP),
         stage,
     })))
@@ -160,6 +164,11 @@ impl Procedure for Same {
                 Stage::Write
             };
             if self.stage == Stage::Write {
+                let limits = unit.ready()?;
+                // Each block is written, as by WRITE, and a pause waits for it.
+                if left / u64::from(limits.block_size) > limits.max_transfer_blocks().into() {
+                    return Err(Sense::invalid_cdb(self.count_at, None).into());
+                }
                 scratch.resize(left.min(SCRATCH as u64) as usize, 0);
                 for at in (self.block..scratch.len()).step_by(self.block) {
                     scratch.copy_within(..self.block, at);

@@ -224,6 +224,21 @@ fn write_same_writes_zeroes_and_other_blocks() {
 }
 
 #[test]
+fn write_same_of_other_blocks_than_zeroes_is_bounded_like_a_write() {
+    let limits = MediumLimits {
+        max_transfer: 4096,
+        ..disk_limits()
+    };
+    let mut rig = Rig::disk(limits);
+    rig.good(&same16(0, 0, 2048), &[0; 512], 0);
+    rig.good(&same16(0, 0, 8), &[5; 512], 0);
+    assert_eq!(rig.field(&same16(0, 0, 9), &[5; 512], 0), (0x24, true, 10, None));
+    let ten: [u8; 10] = cdb(0x41, &[(8, &[9])]);
+    assert_eq!(rig.field(&ten, &[5; 512], 0), (0x24, true, 7, None));
+    assert_eq!(rig.medium[8 * 512..9 * 512], [0; 512]);
+}
+
+#[test]
 fn write_same_refusals() {
     let mut rig = Rig::disk(disk_limits());
     let bad = |rig: &mut Rig, byte1, count| rig.field(&same16(byte1, 0, count), &[0; 512], 0);
