@@ -20,8 +20,9 @@ const MAX_SENSE: usize = 252;
 /// REQUEST SENSE, INQUIRY
 const IGNORES_UNIT_ATTENTION: [u8; 2] = [0x03, 0x12];
 
-/// SYNCHRONIZE CACHE (10) and (16), which succeed at once if the guest may not write.
-const SYNCHRONIZE: [u8; 2] = [0x35, 0x91];
+/// SYNCHRONIZE CACHE (10) and (16), and START STOP UNIT, which would stop the device of the host. They succeed at once if
+/// the guest may not write.
+const NEEDLESS_IF_READ_ONLY: [u8; 3] = [0x35, 0x91, 0x1b];
 
 /// Starts a command to a passthrough unit with these limits.
 pub(crate) fn begin(unit: &mut LogicalUnit, limits: PassthroughLimits, command: ScsiCommand<'_>) -> Task {
@@ -63,7 +64,7 @@ fn admit(
     if limits.read_only && allowed.writes {
         return Err(Sense::WRITE_PROTECTED.into());
     }
-    if limits.read_only && SYNCHRONIZE.contains(&opcode) {
+    if limits.read_only && NEEDLESS_IF_READ_ONLY.contains(&opcode) {
         return Ok(Work::Done);
     }
     if opcode == IGNORES_UNIT_ATTENTION[0]

@@ -100,6 +100,10 @@ fn a_read_only_unit_is_never_changed() {
     // There is nothing to flush.
     let device = Fake::answering(&[]);
     assert_eq!(rig.good(&device, &cdb::<10>(0x35, &[]), 0), [0_u8; 0]);
+    for start in [0, 1] {
+        let start_stop: [u8; 6] = cdb(0x1b, &[(4, &[start])]);
+        assert_eq!(rig.good(&device, &start_stop, 0), [0_u8; 0]);
+    }
     assert_eq!(device.last(), None);
     // MODE SENSE reports the write protection.
     let device = Fake::answering(&[7, 0, 0x10, 0, 0, 0, 0, 0]);
