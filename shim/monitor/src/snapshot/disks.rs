@@ -251,10 +251,18 @@ impl DiskCopies {
         Ok(())
     }
 
-    /// Syncs the copies. Blocks.
+    /// Syncs the copies, and the images outside that the guest wrote: for its saved memory, all of its writes are in
+    /// them. Blocks.
     pub(crate) fn sync(&self) -> Result<(), SnapshotError> {
         for copy in &self.copies {
             copy.to.sync_all().map_err(not_copied(&copy.volume))?;
+        }
+        for disk in &self.disks {
+            if let Planned::Outside { written: true, .. } = disk.content {
+                disk.sync().map_err(|error| {
+                    SnapshotError::volume(&disk.name, format!("its image was not synced: {error}"))
+                })?;
+            }
         }
         Ok(())
     }
@@ -303,6 +311,11 @@ impl PlannedDisk {
     ) -> io::Result<husk_volumes::FileIdentity> {
         let image = self.kept.as_deref().and_then(image);
         image.ok_or(io::ErrorKind::NotFound)?.handle.identity()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let image = self.kept.as_deref().and_then(|kept| kept.image.as_ref());
+        image.ok_or(io::ErrorKind::NotFound)?.handle.open()?.sync_all()
     }
 }
 

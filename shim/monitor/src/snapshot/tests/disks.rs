@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use husk_vmi::{DeviceType, DiskPlan, DiskSource, FileId, VmPlan};
-use husk_volumes::{ImageFormat, OpenDisk, PathPolicy, ScratchDir, Volumes};
+use husk_volumes::{ImageFormat, ImageHandle, OpenDisk, PathPolicy, ScratchDir, Volumes};
 
 use super::*;
 use crate::snapshot::disks::not_copied;
@@ -173,6 +173,32 @@ fn images_that_no_path_leads_to_travel() {
     assert_eq!(disks["data"].content, DiskContent::Outside(now));
     drop(new);
     assert!(!snap.exists());
+}
+
+#[test]
+fn image_outside_that_the_guest_writes_is_synced() {
+    let mut rig = Rig::new();
+    let data = rig.image("data.img");
+    rig.disk("data", DiskSource::File(data), |disk| disk.shareable = true);
+    let open = rig.open();
+    // The kernel cannot sync it.
+    let null = ImageHandle::of(File::open("/dev/null").unwrap()).unwrap();
+    let mut kept = KeptDisk::of(&open.disks[0]).unwrap();
+    kept.image.as_mut().unwrap().handle = null;
+    let mut set = rig.set(&open.disks);
+    set.kept.insert("data".to_owned(), Arc::new(kept));
+    let synced = |set: &DiskSet| {
+        DiskCopies::prepare(set, &mut rig.new_snapshot(), false)
+            .unwrap()
+            .sync()
+    };
+    let error = synced(&set).unwrap_err().to_string();
+    assert!(
+        error.starts_with("volume \"data\": its image was not synced: "),
+        "{error}"
+    );
+    set.plan.disks[0].read_only = true;
+    synced(&set).unwrap();
 }
 
 #[test]
