@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::counters::{DiskCounters, DiskTotals, EngineTotals};
 use crate::extent::Extent;
 use crate::geometry::{self, Align};
+use crate::syncs::Syncs;
 use crate::{DiskOptions, ErrorPolicy, Geometry, ImageFormat, qcow2};
 
 /// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed when the last
@@ -27,6 +28,7 @@ struct DiskState {
     engines: AtomicU32,
     /// Error number of a flush after which earlier writes may be lost, else 0.
     lost: AtomicI32,
+    syncs: Syncs,
     totals: DiskTotals,
 }
 
@@ -121,6 +123,7 @@ impl Disk {
             policy,
             engines: AtomicU32::new(0),
             lost: AtomicI32::new(0),
+            syncs: Syncs::default(),
             totals: DiskTotals::default(),
         }))
     }
@@ -238,6 +241,11 @@ impl Disk {
     #[must_use]
     pub fn lost_writes(&self) -> bool {
         self.lost() != 0
+    }
+
+    /// The syncs of all engines.
+    pub(crate) fn syncs(&self) -> &Syncs {
+        &self.0.syncs
     }
 
     /// The error number that [`Disk::lose`] recorded, else 0.

@@ -22,6 +22,7 @@ mod qcow2;
 mod reader;
 mod request;
 mod synchronous_calls;
+mod syncs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod thread_backend;

@@ -12,6 +12,7 @@ use crate::uring_backend::UringBackend;
 use crate::{EngineKind, ErrorPolicy, IoCompletion};
 
 mod requests;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -75,6 +76,18 @@ struct AttachedDisk {
     in_flight: u16,
     /// The owner has taken the [`StoppedDisk`] of this disk, or will.
     stop_reported: bool,
+    syncs: GroupSync,
+}
+
+/// The syncs of one disk: one at a time, for all requests that wait for it.
+#[derive(Debug, Default)]
+struct GroupSync {
+    /// Number of the running sync, see [`Syncs`](crate::syncs::Syncs).
+    number: u64,
+    /// Tags of the requests that it serves. The first one is the call's.
+    running: Vec<u16>,
+    /// Tags of the requests for the next sync.
+    waiting: Vec<u16>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +105,10 @@ struct RequestState {
     rewrites: bool,
     /// It failed and waits for a retry.
     held: bool,
+    /// Failed syncs of the disk before it began.
+    failed_syncs: u64,
+    /// It was synced, while only syncs with lower numbers ran.
+    synced: Option<u64>,
 }
 
 impl Engine {
@@ -173,6 +190,7 @@ impl Engine {
             policy: disk.error_policy(),
             in_flight: 0,
             stop_reported: false,
+            syncs: GroupSync::default(),
         });
         let generation = entry.generation;
         Ok(DiskId { slot, generation })
@@ -254,9 +272,12 @@ impl Engine {
         };
         attached.stop_reported = false;
         let size = attached.image.disk().size();
+        let failed_syncs = attached.image.disk().syncs().failed();
         self.stopped.retain(|stopped| stopped.disk != disk);
         for tag in self.release_held(disk.slot) {
-            let operation = &mut self.requests[usize::from(tag)].operation;
+            let request = &mut self.requests[usize::from(tag)];
+            (request.failed_syncs, request.synced) = (failed_syncs, None);
+            let operation = &mut request.operation;
             if operation.end() > size {
                 // The disk shrank in the meantime.
                 self.end(tag, Err(io::ErrorKind::InvalidInput.into()));

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{AttachedDisk, DiskId, Engine, RequestState, StoppedDisk};
-use crate::geometry::Align;
+use crate::io_backend::IoCall;
 use crate::operation::{NextAction, OperationKind};
 use crate::{ErrorPolicy, IoBuffer, IoCompletion, IoRequest};
 
@@ -56,16 +56,6 @@ impl AttachedDisk {
             durable: durable || !geometry.write_cache,
         })
     }
-
-    /// Records what the failure of an operation that should make earlier writes stable means for later ones: the page
-    /// cache may have dropped these writes, and a second fdatasync would succeed without them.
-    fn note_loss(&self, errno: i32) {
-        let disk = self.image.disk();
-        let geometry = disk.geometry();
-        if geometry.write_cache && geometry.align == Align::NONE && disk.backend().sync_failed() {
-            disk.lose(errno);
-        }
-    }
 }
 
 fn total(buffers: &[IoBuffer]) -> io::Result<u64> {
@@ -102,6 +92,7 @@ impl Engine {
         attached.in_flight += 1;
         let checked = attached.check(&request);
         let align = attached.traits.align;
+        let failed_syncs = attached.image.disk().syncs().failed();
         let CheckedRequest {
             kind,
             offset,
@@ -119,6 +110,7 @@ impl Engine {
         request.operation.begin(kind, offset, len, buffers, durable);
         request.slot = disk.slot;
         request.len = len;
+        (request.failed_syncs, request.synced) = (failed_syncs, None);
         request.age = Some(self.next_age);
         request.blocks = request.operation.blocks(align);
         request.changes = request.operation.changes();
@@ -160,10 +152,14 @@ impl Engine {
                 }
             };
             let request = &mut self.requests[usize::from(tag)];
-            if let Some(attached) = &mut self.disks[request.slot as usize].attached {
-                request.operation.call_done(result, &mut attached.traits);
+            match &mut self.disks[request.slot as usize].attached {
+                Some(attached) if attached.is_sync(tag) => self.synced(tag, result),
+                Some(attached) => {
+                    request.operation.call_done(result, &mut attached.traits);
+                    self.advance(tag);
+                }
+                None => {}
             }
-            self.advance(tag);
             self.unblock();
         }
         let (slot, completion) = self.ended.pop_front()?;
@@ -213,13 +209,19 @@ impl Engine {
     /// Advances a request as far as it gets without waiting.
     pub(super) fn advance(&mut self, tag: u16) {
         let RequestState {
-            operation, slot, len, ..
+            operation,
+            slot,
+            len,
+            failed_syncs,
+            synced,
+            ..
         } = &mut self.requests[usize::from(tag)];
         let Some(attached) = &self.disks[*slot as usize].attached else {
             return;
         };
         loop {
             match operation.next(&attached.traits) {
+                NextAction::IoCall(IoCall::Sync) => return self.sync(tag),
                 // SAFETY: the file stays attached while a request to it is in flight. The call's iovecs are in memory
                 // of the request's operation, which nothing touches until the call is popped, like the memory that they
                 // name by the contract of `submit`.
@@ -232,6 +234,13 @@ impl Engine {
                 }
                 NextAction::Done if operation.is_flush() && attached.image.disk().lost() != 0 => {
                     operation.fail(attached.image.disk().lost());
+                }
+                NextAction::Done
+                    if synced.is_some()
+                        && !operation.is_flush()
+                        && attached.image.disk().syncs().failed() != *failed_syncs =>
+                {
+                    operation.fail(attached.image.disk().syncs().errno());
                 }
                 NextAction::Done => {
                     attached.image.totals().count(operation.kind(), *len);
@@ -250,9 +259,6 @@ impl Engine {
         let Some(attached) = &mut slot.attached else {
             return;
         };
-        if request.operation.failed_to_sync() {
-            attached.note_loss(errno);
-        }
         let error = io::Error::from_raw_os_error(errno);
         if attached.policy.holds(errno) {
             request.held = true;
@@ -305,9 +311,11 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // The kernel must be done with the callers' memory before the engine is gone.
         while self.backends.running() > 0 {
-            if self.backends.pop().is_none() {
-                self.wait();
+            match self.backends.pop() {
+                Some((tag, result)) => self.end_sync(tag, result),
+                None => self.wait(),
             }
         }
+        self.end_unsent_syncs();
     }
 }

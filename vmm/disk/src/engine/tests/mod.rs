@@ -15,6 +15,7 @@ mod counted;
 mod held;
 mod kernel;
 mod many;
+mod syncs;
 
 use kernel::{BLOCKS, Bench, NONE, SECTORS, bench, bench_of, buffers, drain, one};
 
