@@ -100,6 +100,10 @@ impl SynchronousCalls {
 }
 
 fn synchronous(file: BorrowedFd<'_>) -> Synchronous {
+    // The node of a block device may be on tmpfs, and its data is not.
+    if !is_regular(file) {
+        return Synchronous::None;
+    }
     // SAFETY: all-zero bytes are a valid statfs.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one statfs, for which there is room.
@@ -112,6 +116,14 @@ fn synchronous(file: BorrowedFd<'_>) -> Synchronous {
         libc::EXT4_SUPER_MAGIC if uses_page_cache(file) => Synchronous::Writes(file.as_raw_fd()),
         _ => Synchronous::None,
     }
+}
+
+fn is_regular(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: all-zero bytes are a valid stat.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one stat, for which there is room.
+    let status = unsafe { libc::fstat(file.as_raw_fd(), &raw mut found) };
+    status == 0 && found.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 fn uses_page_cache(file: BorrowedFd<'_>) -> bool {
@@ -130,6 +142,18 @@ mod tests {
     use crate::io_backend::IovecList;
 
     const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn devices_are_left_to_the_ring() {
+        // As nodes of block devices, this one is on devtmpfs.
+        let device = File::options().read(true).write(true).open("/dev/null").unwrap();
+        assert_eq!(synchronous(device.as_fd()), Synchronous::None);
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        assert!(matches!(
+            synchronous(file.as_fd()),
+            Synchronous::AllButAllocate(_)
+        ));
+    }
 
     /// A buffer, and the calls that use it.
     struct Buffer(libc::iovec);
