@@ -3,6 +3,7 @@
 mod places;
 mod tls;
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,8 +70,7 @@ impl Service {
             };
             match connection {
                 Ok((stream, peer)) => {
-                    // The socket may be for IPv6 and IPv4.
-                    let Some(peer_place) = peers.take(peer.ip().to_canonical()) else {
+                    let Some(peer_place) = peers.take(address(peer)) else {
                         debug!(service, %peer, "the peer has too many connections");
                         continue;
                     };
@@ -90,6 +90,11 @@ impl Service {
             }
         }
     }
+}
+
+/// The peer's address, by which its connections are counted. A socket for IPv6 has IPv4 addresses mapped.
+fn address(peer: SocketAddr) -> IpAddr {
+    peer.ip().to_canonical()
 }
 
 async fn connected(
@@ -124,4 +129,16 @@ async fn connected(
         },
     };
     ended.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapped_address_counts_as_the_address_itself() {
+        let of = |peer: &str| address(peer.parse().unwrap());
+        assert_eq!(of("[::ffff:10.0.0.1]:80"), of("10.0.0.1:81"));
+        assert_ne!(of("10.0.0.1:80"), of("10.0.0.2:80"));
+    }
 }
