@@ -59,7 +59,7 @@ fn is_absent(error: &CredentialRetrievalError) -> bool {
     }
 }
 
-/// What `podman login` and `docker login` have stored.
+/// The credentials that `podman login` and `docker login` stored.
 fn of_user(server: &str) -> Vec<Result<DockerCredential, CredentialRetrievalError>> {
     let mut found = Vec::new();
     if std::env::var_os("REGISTRY_AUTH_FILE").is_some() {

@@ -69,7 +69,7 @@ async fn complete(
             },
             Err(error) => error,
         };
-        // A server that always begins anew makes no progress.
+        // Only bytes beyond the longest part so far count as progress: a server may send each part from the start.
         if partial.have() >= most.saturating_add(STEP) {
             most = partial.have();
             failures = 0;

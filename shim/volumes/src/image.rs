@@ -97,7 +97,7 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Vol
 /// returned.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Who else may use an image.
+/// The uses of an image that its lock lets others have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// Nobody.

@@ -138,7 +138,7 @@ impl VolumeContext<'_> {
         }
         let given = self.resources.volumes.get(name).cloned();
         let path = given.unwrap_or_else(|| PathBuf::from(&disk.path));
-        // Without a capacity the file must exist: whoever opens it reports that.
+        // Without a capacity the file must exist. The monitor reports a missing file when it opens the disk.
         let create_bytes = match disk.capacity {
             Some(_) if disk.disk_type == "DiskOrCreate" => {
                 Some(self.size(name, "hostDisk.capacity", disk.capacity)?)

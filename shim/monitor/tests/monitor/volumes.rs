@@ -218,7 +218,7 @@ pub fn volume_that_was_added_too_late_is_removed_before_the_next() {
     assert_eq!(early, (Code::FailedPrecondition, wanted.into()));
     eventually("it is added", || add(&f, &mut vm, request()).is_ok());
     std::thread::sleep(std::time::Duration::from_millis(1500));
-    // The VMM has it still, and tells of its last writes.
+    // The VMM still has the disk, and reports how its last flush ended.
     assert_eq!(remove(&f, &mut vm, "data").unwrap(), "it is lost");
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
     f.is_clean(&vm.pids());

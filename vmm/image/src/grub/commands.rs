@@ -9,7 +9,7 @@ use crate::error::shortened;
 
 /// Work units of a command that accesses the disk.
 const DISK_WORK: usize = 100;
-/// What was looked for in vain: how much of it is kept, and how long it may be in bytes.
+/// Limits of the failed searches that an error names: their number, and the length of each in bytes.
 const MAX_FAILED: usize = 8;
 const MAX_TEXT: usize = 200;
 
