@@ -15,6 +15,8 @@ pub struct NewVcpu {
     pub fd: VcpuFd,
     /// The CPUID. Saved as it was set: not every KVM returns it unchanged.
     pub cpuid: CpuId,
+    /// KVM may have to scale its TSC, because the host has another frequency.
+    pub tsc_scaled: bool,
 }
 
 /// Creates vCPU `index` of a machine. With `saved`, the vCPU gets the CPUID and the TSC frequency that it had when it
@@ -38,12 +40,17 @@ pub fn create(
         tsc_deadline: host.tsc_deadline(),
     };
     let mut entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
+    let mut tsc_scaled = false;
     if let Some((saved, tsc)) = saved {
         let offered = std::mem::replace(&mut entries, saved.cpuid());
         cpuid::check_saved(&entries, &offered)?;
-        tsc::set_frequency(&fd, tsc.khz)?;
+        tsc_scaled = tsc::set_frequency(&fd, tsc.khz)?;
     }
     let cpuid = CpuId::from_entries(&entries).map_err(|_| KvmError::CpuidEntries)?;
     fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
-    Ok(NewVcpu { fd, cpuid })
+    Ok(NewVcpu {
+        fd,
+        cpuid,
+        tsc_scaled,
+    })
 }

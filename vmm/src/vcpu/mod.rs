@@ -128,7 +128,11 @@ pub struct Vcpu {
 impl Vcpu {
     /// Starts the actor of a vCPU, paused. `msrs` are the indices of the MSRs that KVM saves and restores.
     pub fn spawn(index: u32, new: NewVcpu, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
-        let NewVcpu { fd, cpuid } = new;
+        let NewVcpu {
+            fd,
+            cpuid,
+            tsc_scaled,
+        } = new;
         let initial = VcpuState::power_on(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
         let msrs = msrs.into();
         let (commands, mailbox) = mpsc::channel();
@@ -144,6 +148,7 @@ impl Vcpu {
                     index,
                     initial,
                     cpuid,
+                    tsc_scaled,
                     msrs,
                     mailbox,
                     context,
@@ -241,6 +246,7 @@ struct VcpuActor {
     index: u32,
     initial: VcpuState,
     cpuid: CpuId,
+    tsc_scaled: bool,
     /// The MSRs that KVM lists.
     msrs: Box<[u32]>,
     mailbox: Receiver<VcpuCommand>,
@@ -312,10 +318,10 @@ impl VcpuActor {
                 // Keeps the guest's watchdogs from reporting the pause as a lockup. KVM returns EINVAL if the guest has
                 // no kvmclock.
                 let _ = fd.kvmclock_ctrl();
-                let _ = reply.send(tsc::read(fd));
+                let _ = reply.send(tsc::read(fd, self.tsc_scaled));
             }
             VcpuCommand::SetTsc(target, reply) => {
-                let _ = reply.send(tsc::write(fd, target));
+                let _ = reply.send(tsc::write(fd, target, self.tsc_scaled));
             }
             VcpuCommand::Save(reply) => {
                 let _ = reply.send(SavedVcpu::capture(fd, &self.cpuid, &self.msrs).map(Box::new));

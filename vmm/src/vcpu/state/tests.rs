@@ -127,7 +127,12 @@ fn nested_virtualisation_and_amx_are_refused_by_name() {
 
 fn saved_tsc(value: u64, offset: Option<u64>) -> SavedTsc {
     let khz = 1_000_000;
-    SavedTsc { khz, value, offset }
+    SavedTsc {
+        khz,
+        value,
+        offset,
+        scaled: false,
+    }
 }
 
 #[test]
@@ -157,6 +162,7 @@ fn a_tsc_is_read_at_the_moment_of_another_clock_unless_kvm_scales_it() {
         khz: 1000,
         value: 150,
         offset: Some(100),
+        scaled: false,
     };
     assert_eq!(read.at(57), SavedTsc { value: 157, ..read });
     // A host's TSC that the value and the offset cannot come from.
@@ -164,6 +170,9 @@ fn a_tsc_is_read_at_the_moment_of_another_clock_unless_kvm_scales_it() {
     assert_eq!(read.at(49), read);
     let unknown = SavedTsc { offset: None, ..read };
     assert_eq!(unknown.at(57), unknown);
+    // The scaled TSC is near the host's for some time after the host's start.
+    let scaled = SavedTsc { scaled: true, ..read };
+    assert_eq!(scaled.at(57), scaled);
     assert_eq!(read.cycles_in(3_000_500), 3000);
     assert_eq!(read.cycles_in(u64::MAX), u64::MAX / 1000);
 }

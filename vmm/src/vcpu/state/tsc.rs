@@ -23,11 +23,14 @@ pub struct SavedTsc {
     pub khz: u32,
     /// The guest's TSC.
     pub value: u64,
-    /// KVM adds this offset to the host's TSC. Another host has another TSC, so a restore uses only the differences
-    /// between the vCPUs' offsets. None before Linux 5.16.
+    /// KVM adds this offset to the host's TSC, or to what it has scaled that to. Another host has another TSC, so a
+    /// restore uses only the differences between the vCPUs' offsets. None before Linux 5.16.
     // Without this, serde reads a missing field as None.
     #[serde(deserialize_with = "Option::deserialize")]
     pub offset: Option<u64>,
+    /// KVM scales the host's TSC to this frequency before it adds the offset, because they differ.
+    #[serde(skip)]
+    pub scaled: bool,
 }
 
 /// A new value for a vCPU's TSC.
@@ -50,13 +53,15 @@ pub enum TscTarget {
 const SOON: u64 = 60_000;
 
 impl SavedTsc {
-    /// The host's TSC when this one was read, if KVM only adds the offset and does not scale.
+    /// The host's TSC when this one was read, unless KVM scales it by a factor that it rounds.
     fn host(&self) -> Option<u64> {
+        if self.scaled {
+            return None;
+        }
         Some(self.value.wrapping_sub(self.offset?))
     }
 
-    /// Cycles between two values of the host's TSC that are less than [`SOON`] apart. Others belong to a TSC that KVM
-    /// scales.
+    /// Cycles between two values of the host's TSC that are less than [`SOON`] apart. Others are not of one clock.
     fn cycles(&self, from: u64, to: u64) -> Option<u64> {
         let cycles = to.wrapping_sub(from);
         (cycles < u64::from(self.khz).saturating_mul(SOON)).then_some(cycles)
@@ -104,20 +109,21 @@ fn set_offset(vcpu: &VcpuFd, mut value: u64) -> Result<(), KvmError> {
     }
 }
 
-/// Reads the TSC of a vCPU.
-pub fn read(vcpu: &VcpuFd) -> Result<SavedTsc, KvmError> {
+/// Reads the TSC of a vCPU, which KVM scales or not, as [`set_frequency`] returned.
+pub fn read(vcpu: &VcpuFd, scaled: bool) -> Result<SavedTsc, KvmError> {
     let value = msrs::read_one(vcpu, msrs::TSC)?;
     Ok(SavedTsc {
         khz: vcpu.get_tsc_khz().unwrap_or(0),
         value: value.ok_or(KvmError::UnreadableMsrs(vec![msrs::TSC]))?,
         offset: offset(vcpu),
+        scaled,
     })
 }
 
 /// Sets the TSC by its offset if possible. KVM takes a written value that is less than a second from the TSC for an
 /// attempt to synchronize vCPUs, and keeps the TSC as it is: that TSC may be earlier than the guest's last.
-fn write_value(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
-    let now = read(vcpu)?;
+fn write_value(vcpu: &VcpuFd, value: u64, scaled: bool) -> Result<(), KvmError> {
+    let now = read(vcpu, scaled)?;
     match now.offset {
         Some(offset) => set_offset(vcpu, offset.wrapping_add(value.wrapping_sub(now.value))),
         None => msrs::write(
@@ -132,15 +138,15 @@ fn write_value(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
 
 /// Sets the TSC of a vCPU, and its APIC timer's deadline again: KVM converts the deadline to the host's time when it is
 /// written. Returns the offset that the vCPU has then.
-pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> {
+pub fn write(vcpu: &VcpuFd, target: TscTarget, scaled: bool) -> Result<Option<u64>, KvmError> {
     let deadline = msrs::read_one(vcpu, msrs::TSC_DEADLINE)?;
     match target {
-        TscTarget::Value(value) => write_value(vcpu, value)?,
+        TscTarget::Value(value) => write_value(vcpu, value, scaled)?,
         TscTarget::At { value, host } => {
-            let now = read(vcpu)?;
+            let now = read(vcpu, scaled)?;
             match now.host().and_then(|read| now.cycles(host, read)) {
                 Some(_) => set_offset(vcpu, value.wrapping_sub(host))?,
-                None => write_value(vcpu, value)?,
+                None => write_value(vcpu, value, scaled)?,
             }
         }
         TscTarget::Offset(value) => set_offset(vcpu, value)?,
@@ -152,12 +158,13 @@ pub fn write(vcpu: &VcpuFd, target: TscTarget) -> Result<Option<u64>, KvmError> 
     Ok(offset(vcpu))
 }
 
-/// Sets the frequency of a new vCPU's TSC, in kHz, unless it has it already.
-pub fn set_frequency(vcpu: &VcpuFd, khz: u32) -> Result<(), KvmError> {
+/// Sets the frequency of a new vCPU's TSC, in kHz, unless it has it already. True if KVM may have to scale the TSC.
+pub fn set_frequency(vcpu: &VcpuFd, khz: u32) -> Result<bool, KvmError> {
     if khz == 0 || vcpu.get_tsc_khz().is_ok_and(|current| current == khz) {
-        return Ok(());
+        return Ok(false);
     }
-    vcpu.set_tsc_khz(khz).map_err(|_| KvmError::TscFrequency(khz))
+    vcpu.set_tsc_khz(khz).map_err(|_| KvmError::TscFrequency(khz))?;
+    Ok(true)
 }
 
 /// The value at which the first of these TSCs continues: none of them goes back. Differences between vCPUs that the
