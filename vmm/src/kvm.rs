@@ -3,10 +3,10 @@
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, MsrList};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, MsrList, Msrs, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
-use crate::cpuid::CpuMismatch;
+use crate::cpuid::{ARCH_CAPABILITIES, CpuMismatch};
 use crate::layout;
 
 /// Errors of KVM.
@@ -67,6 +67,21 @@ pub fn failed(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> KvmE
     move |source| KvmError::Ioctl { operation, source }
 }
 
+/// The value of an MSR that describes features of the host, 0 if KVM does not have it.
+fn feature_msr(kvm: &Kvm, index: u32) -> u64 {
+    let entry = kvm_msr_entry {
+        index,
+        ..Default::default()
+    };
+    let Ok(mut msrs) = Msrs::from_entries(&[entry]) else {
+        return 0;
+    };
+    match kvm.get_msrs(&mut msrs) {
+        Ok(1) => msrs.as_slice()[0].data,
+        _ => 0,
+    }
+}
+
 /// The host's KVM, and the features it supports for every VM.
 #[derive(Debug)]
 pub struct KvmHost {
@@ -75,6 +90,8 @@ pub struct KvmHost {
     pub cpuid: CpuId,
     /// MSRs that KVM saves and restores.
     pub msrs: MsrList,
+    /// IA32_ARCH_CAPABILITIES of a new vCPU, 0 if KVM does not have it.
+    pub arch_capabilities: u64,
 }
 
 impl KvmHost {
@@ -110,7 +127,13 @@ impl KvmHost {
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(failed("supported CPUID"))?;
         let msrs = kvm.get_msr_index_list().map_err(failed("MSR list"))?;
-        Ok(Self { kvm, cpuid, msrs })
+        let arch_capabilities = feature_msr(&kvm, ARCH_CAPABILITIES);
+        Ok(Self {
+            kvm,
+            cpuid,
+            msrs,
+            arch_capabilities,
+        })
     }
 
     /// Maximum number of vCPUs of a VM.

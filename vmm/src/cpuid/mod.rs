@@ -6,6 +6,7 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 mod amd;
+mod arch_capabilities;
 mod bit;
 mod check;
 mod names;
@@ -15,6 +16,7 @@ mod topology;
 use register::field;
 use topology::bits;
 
+pub use arch_capabilities::{ARCH_CAPABILITIES, check_arch_capabilities};
 pub use bit::{CpuidBit, Register};
 pub use check::{CpuMismatch, check_saved};
 pub use topology::{Topology, TopologyError};

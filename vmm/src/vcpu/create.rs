@@ -44,6 +44,7 @@ pub fn create(
     if let Some((saved, tsc)) = saved {
         let offered = std::mem::replace(&mut entries, saved.cpuid());
         cpuid::check_saved(&entries, &offered)?;
+        cpuid::check_arch_capabilities(&entries, saved.arch_capabilities(), host.arch_capabilities)?;
         tsc_scaled = tsc::set_frequency(&fd, tsc.khz)?;
     }
     let cpuid = CpuId::from_entries(&entries).map_err(|_| KvmError::CpuidEntries)?;

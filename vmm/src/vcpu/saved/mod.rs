@@ -5,6 +5,7 @@ use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::state::VcpuState;
+use crate::cpuid::ARCH_CAPABILITIES;
 use crate::kvm::KvmError;
 
 /// One CPUID leaf and subleaf.
@@ -88,6 +89,11 @@ impl SavedVcpu {
     /// The CPUID with which the vCPU has to be created again.
     pub fn cpuid(&self) -> Vec<kvm_cpuid_entry2> {
         self.cpuid.iter().map(Into::into).collect()
+    }
+
+    /// IA32_ARCH_CAPABILITIES, which the guest has seen.
+    pub fn arch_capabilities(&self) -> u64 {
+        self.state.msr_bits(ARCH_CAPABILITIES)
     }
 
     /// Writes the state to a vCPU that was created with [`Self::cpuid`].

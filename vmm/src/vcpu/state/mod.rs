@@ -91,6 +91,12 @@ impl VcpuState {
         Ok(state)
     }
 
+    /// All bits that any saved value of an MSR has.
+    pub fn msr_bits(&self, index: u32) -> u64 {
+        let values = self.msrs.iter().filter(|msr| msr.index == index);
+        values.fold(0, |bits, msr| bits | msr.value)
+    }
+
     /// Refuses features whose state is not part of this structure.
     fn check(&self) -> Result<(), KvmError> {
         refused::check(&self.sregs.0, &self.xcrs.0)

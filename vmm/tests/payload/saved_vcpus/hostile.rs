@@ -76,6 +76,18 @@ fn a_cpu_that_the_host_does_not_offer_is_named() {
 }
 
 #[test]
+fn capabilities_that_the_host_does_not_offer_are_named() {
+    let error = refusal(|document| {
+        let msr = json!({"index": 0x10a, "value": 1u64 << 63});
+        state(document)["msrs"].as_array_mut().unwrap().push(msr);
+    });
+    assert_eq!(
+        error,
+        "the host's processor or KVM does not offer the guest's IA32_ARCH_CAPABILITIES bit 63"
+    );
+}
+
+#[test]
 fn foreign_bytes_are_an_error_or_a_state_of_the_guest() {
     let source = run_to_wait(&[programs::registers()]);
     let saved: Value = serde_json::from_str(&save(&source)).unwrap();
