@@ -1,14 +1,19 @@
-//! The changes of a VM's status that a client is told. A guest can reboot or panic as often as it likes, and a client
-//! may write to a cluster's API server for each change, so a change of counters alone may wait.
+//! The changes of a VM's status that a client is told. A client may write to a cluster's API server for each change,
+//! but a guest can reboot or panic as often as it likes, and a VMM that the guest has taken over can report what it
+//! likes. So a change of counters alone may wait, and so may others if there are many.
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::Status;
+use husk_proto::shim::v1::{Phase, Status};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
 /// Shortest time between two changes of counters alone.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// Time between other changes, on average.
+const EVERY: Duration = Duration::from_millis(500);
+/// Time by which they may be ahead of that: enough for eight at once.
+const AHEAD: Duration = EVERY.saturating_mul(7);
 
 #[derive(Debug)]
 pub(super) struct StatusChanges {
@@ -17,6 +22,8 @@ pub(super) struct StatusChanges {
     told: Status,
     /// When other counters than before were taken last.
     counted: Option<Instant>,
+    /// The end of the time for which the other changes suffice that were taken.
+    covered: Instant,
 }
 
 impl StatusChanges {
@@ -26,6 +33,7 @@ impl StatusChanges {
             status,
             told,
             counted: None,
+            covered: Instant::now(),
         }
     }
 
@@ -35,6 +43,9 @@ impl StatusChanges {
         if counters(&status) != counters(&self.told) {
             self.counted = Some(Instant::now());
         }
+        if without_counters(&status) != without_counters(&self.told) {
+            self.covered = self.covered.max(Instant::now()) + EVERY;
+        }
         self.told.clone_from(&status);
         status
     }
@@ -42,23 +53,40 @@ impl StatusChanges {
     /// Waits until there is a status to take. Returns false if there is none any more. Cancel safe.
     pub(super) async fn changed(&mut self) -> bool {
         loop {
-            let counted = {
-                let status = self.status.borrow_and_update();
-                if without_counters(&status) != without_counters(&self.told) {
-                    return true;
-                }
-                counters(&status) != counters(&self.told)
-            };
-            let due = self.counted.map_or_else(Instant::now, |at| at + INTERVAL);
+            let status = self.status.borrow_and_update().clone();
+            let wait = self.wait(&status);
+            if wait == Some(Duration::ZERO) {
+                return true;
+            }
             tokio::select! {
-                biased;
-                () = sleep_until(due), if counted => return true,
+                () = sleep(wait.unwrap_or_default()), if wait.is_some() => return true,
                 changed = self.status.changed() => if changed.is_err() {
-                    return counted;
+                    return wait.is_some();
                 },
             }
         }
     }
+
+    /// Time until this status is to be taken. `None` if it was.
+    fn wait(&self, status: &Status) -> Option<Duration> {
+        let now = Instant::now();
+        let until = |time: Instant| time.saturating_duration_since(now);
+        if without_counters(status) != without_counters(&self.told) {
+            Some(match is_final(status) {
+                true => Duration::ZERO,
+                false => until(self.covered).saturating_sub(AHEAD),
+            })
+        } else if counters(status) != counters(&self.told) {
+            Some(self.counted.map_or(Duration::ZERO, |at| until(at + INTERVAL)))
+        } else {
+            None
+        }
+    }
+}
+
+/// True if the VM has ended.
+pub(super) fn is_final(status: &Status) -> bool {
+    matches!(status.phase(), Phase::Succeeded | Phase::Failed)
 }
 
 fn counters(status: &Status) -> (u64, u64) {
@@ -75,8 +103,6 @@ fn without_counters(status: &Status) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::sleep;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -99,6 +125,29 @@ mod tests {
         let times: Vec<u64> = told.iter().map(|(seconds, _)| *seconds).collect();
         assert_eq!(times, [0, 2, 4, 5], "{told:?}");
         assert_eq!(told.last().unwrap().1, (500, 500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vm_that_is_paused_and_resumed_in_a_loop_is_told_in_part() {
+        let (publisher, status) = watch::channel(Status::default());
+        let mut changes = StatusChanges::new(status);
+        let start = Instant::now();
+        let flips = tokio::spawn(async move {
+            for _ in 0..501 {
+                publisher.send_modify(|status| status.paused = !status.paused);
+                sleep(Duration::from_millis(10)).await;
+            }
+            publisher.send_modify(|status| status.phase = Phase::Failed.into());
+        });
+        let mut told = Vec::new();
+        while changes.changed().await {
+            told.push((start.elapsed().as_secs(), changes.take()));
+        }
+        flips.await.unwrap();
+        let within = |second: u64| told.iter().filter(|(at, _)| *at == second).count();
+        assert_eq!([0, 1, 2, 3, 4].map(within), [9, 2, 2, 2, 2], "{told:?}");
+        let (at, last) = told.last().unwrap();
+        assert_eq!((*at, last.phase(), last.paused), (5, Phase::Failed, true));
     }
 
     #[tokio::test(start_paused = true)]

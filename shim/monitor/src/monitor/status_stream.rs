@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::{Disk, GuestState, Metrics, Phase, Status as VmStatus};
+use husk_proto::shim::v1::{Disk, GuestState, Metrics, Status as VmStatus};
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -12,7 +12,7 @@ use tonic::{Response, Status};
 use super::handle::VmHandle;
 use super::interfaces::InterfacesHandle;
 use super::metrics::metrics;
-use super::status_changes::StatusChanges;
+use super::status_changes::{StatusChanges, is_final};
 use super::vmm_connection::call_within;
 
 /// Maximum time the VMM may take to answer `Info`.
@@ -93,8 +93,4 @@ async fn tick(ticks: &mut Option<tokio::time::Interval>) {
         Some(ticks) => drop(ticks.tick().await),
         None => std::future::pending().await,
     }
-}
-
-fn is_final(status: &VmStatus) -> bool {
-    matches!(status.phase(), Phase::Succeeded | Phase::Failed)
 }
