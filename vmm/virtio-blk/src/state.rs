@@ -56,11 +56,9 @@ pub(crate) fn save(blk: &Blk) -> Result<ComponentState, SaveError> {
 pub(crate) fn restore(blk: &mut Blk, state: &ComponentState) -> Result<(), RestoreError> {
     let state: BlkState = state.parse()?;
     let geometry = blk.geometry();
-    check(
-        state.size == geometry.size,
-        "device.size",
-        "is not that of the disk",
-    )?;
+    // The image may have grown since the device read its size. The driver is told when the device resumes.
+    let enough = state.size <= geometry.size;
+    check(enough, "device.size", "is more than that of the disk")?;
     let same = state.logical_block == geometry.logical_block;
     check(same, "device.logical_block", "is not that of the disk")?;
     let same = state.read_only == geometry.read_only;

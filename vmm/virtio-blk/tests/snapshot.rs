@@ -131,6 +131,25 @@ fn another_disk_is_refused() {
     refused("queues", serde_json::json!([{ "held": [3, 3] }]));
 }
 
+#[test]
+fn a_disk_that_has_grown_continues() {
+    let mut guest = Guest::with(EngineKind::Auto, 1, DiskOptions::default(), true);
+    let queues = guest.blk.quiesce().unwrap();
+    let state = guest.blk.save().unwrap();
+    guest.file.set_len(2 * SECTORS * 512).unwrap();
+    let disk = Disk::open_raw(guest.file.try_clone().unwrap().into(), DiskOptions::default()).unwrap();
+    guest.blk = blk(disk, 1, EngineKind::Auto, &guest.stops).0;
+    guest.blk.restore(&state, F_FLUSH).unwrap();
+    let mut capacity = [0; 8];
+    guest.blk.read_config(0, &mut capacity);
+    assert_eq!(u64::from_le_bytes(capacity), 2 * SECTORS);
+    guest.activate(F_FLUSH, queues);
+    assert_eq!(
+        guest.request(IN, 2 * SECTORS - 1, &[(DATA, 512, WRITE)]),
+        (OK, 513)
+    );
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write { page: u64, seed: u8 },

@@ -11,7 +11,7 @@ use vm_memory::GuestAddress;
 
 use super::{Controller, FatalError};
 use crate::config::Sizes;
-use crate::pending_events::PendingEvents;
+use crate::pending_events::{PendingEvents, UnitEvent};
 use crate::target::{Lun, SavedUnit};
 use crate::unit::Unit;
 use crate::virtqueues::REQUEST;
@@ -191,7 +191,9 @@ impl Controller {
             let unit = self.table.by_id(&saved.id);
             if let Some(unit) = unit.and_then(|unit_index| self.table.unit_mut(unit_index)) {
                 unit.media_events = saved.media_events;
-                saved.logical.apply(&mut unit.logical);
+                if saved.logical.apply(&mut unit.logical) {
+                    self.events.post(unit.address, UnitEvent::CapacityChanged);
+                }
             }
         }
         Ok(Ok(()))

@@ -48,6 +48,15 @@ impl SavedMedium {
             write_cache: limits.write_cache,
         }
     }
+
+    /// True if a unit with the medium `own` can go on with this one, of which the image may have grown since.
+    fn fits(&self, own: &MediumLimits, kind: DeviceKind) -> bool {
+        let mut own = Self::of(own);
+        if kind == DeviceKind::Disk {
+            own.blocks = own.blocks.min(self.blocks);
+        }
+        *self == own
+    }
 }
 
 /// The reason for which a saved unit does not fit: the property that differs, or that it cannot have.
@@ -81,7 +90,11 @@ impl SavedUnit {
         require(unit.kind == kind, "kind")?;
         require(self.serial == unit.identity.serial, "serial number")?;
         let medium = unit.medium.as_ref();
-        require(self.medium == medium.map(SavedMedium::of), "medium")?;
+        let fits = match (&self.medium, medium) {
+            (Some(saved), Some(own)) => saved.fits(own, kind),
+            (saved, own) => saved.is_none() && own.is_none(),
+        };
+        require(fits, "medium")?;
         let attentions = UnitAttentionQueue::from_saved(&self.unit_attentions);
         require(attentions.is_some(), "unit attentions")?;
         let cache = Modes::new(medium).write_cache;
@@ -94,13 +107,19 @@ impl SavedUnit {
         require(self.cdrom || self.tray == Tray::default(), "tray")
     }
 
-    /// Sets a unit for which [`SavedUnit::check`] succeeds to this state.
-    pub fn apply(self, unit: &mut LogicalUnit) {
+    /// Sets a unit for which [`SavedUnit::check`] succeeds to this state. Returns true if its image has grown since.
+    pub fn apply(self, unit: &mut LogicalUnit) -> bool {
+        let blocks = unit.medium.as_ref().map(|limits| limits.blocks);
+        let grown = self.medium.is_some_and(|saved| Some(saved.blocks) != blocks);
         unit.unit_attentions = UnitAttentionQueue::from_saved(&self.unit_attentions).unwrap_or_default();
         unit.modes = self.modes;
         unit.reservations = self.reservations;
         unit.stopped = self.stopped;
         unit.tray = self.tray;
+        if grown {
+            unit.unit_attentions.establish(UnitAttention::CapacityChanged);
+        }
+        grown
     }
 }
 

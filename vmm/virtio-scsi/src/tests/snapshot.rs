@@ -249,6 +249,31 @@ fn what_driver_and_host_have_set_is_kept() {
 }
 
 #[test]
+fn a_driver_is_told_of_a_disk_that_has_grown() {
+    let file = image(BLOCKS);
+    let one = || vec![unit("first", at(0, 0), open(&file, reporting()))];
+    let engine = || Engine::new(EngineKind::Auto, 16, 64).unwrap();
+    let mut guest = Guest::with(engine(), one(), true);
+    guest.settle(0, 0);
+    guest.give(DATA - 0x800);
+    let queues = guest.scsi.quiesce().unwrap();
+    let state = guest.scsi.save().unwrap();
+    file.set_len(2 * BLOCKS * 512).unwrap();
+    let (mut scsi, handle) = built(one(), engine(), &guest.stops);
+    scsi.restore(&state, FEATURES).unwrap();
+    (*guest.scsi, guest.handle) = (scsi, handle);
+    guest.activate(FEATURES, queues);
+    let (event, _) = guest.wait_event();
+    assert_eq!((event[0], &event[12..]), (3, &[0x2a, 9, 0, 0][..]));
+    guest.settle_with(0, 0, (6, 0x2a, 9));
+    assert!(
+        guest
+            .run(at(0, 0), &read10(BLOCKS as u32, 1), &[(DATA, 512, WRITE)])
+            .good()
+    );
+}
+
+#[test]
 fn other_disks_are_refused() {
     let file = image(BLOCKS);
     let one = || vec![unit("first", at(0, 0), open(&file, reporting()))];
