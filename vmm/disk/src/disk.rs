@@ -223,6 +223,27 @@ impl Disk {
         self.0.geometry.align.offset > u64::from(self.0.geometry.logical_block)
     }
 
+    /// This disk for as many engines at a time: without direct I/O if it [needs one engine](Disk::needs_one_engine)
+    /// with it.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn for_engines(self, engines: u16) -> io::Result<Self> {
+        match &self.0.backend {
+            ImageBackend::File(file) if engines > 1 && self.needs_one_engine() => {
+                geometry::end_direct_io(file)?;
+                let align = Align::NONE;
+                let geometry = Geometry {
+                    align,
+                    ..self.geometry()
+                };
+                let backend = ImageBackend::File(file.try_clone()?);
+                Ok(Self::new(backend, geometry, self.0.policy))
+            }
+            _ => Ok(self),
+        }
+    }
+
     pub(crate) fn backend(&self) -> &ImageBackend {
         &self.0.backend
     }

@@ -250,6 +250,16 @@ fn status_flags(file: &File) -> io::Result<i32> {
     }
 }
 
+/// Ends direct I/O through every copy of this descriptor.
+pub(crate) fn end_direct_io(file: &File) -> io::Result<()> {
+    let flags = status_flags(file)? & !libc::O_DIRECT;
+    // SAFETY: fcntl(F_SETFL) takes an integer.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 fn device_size(file: &File) -> io::Result<u64> {
     // SAFETY: lseek takes no pointer. Nothing else uses the descriptor's position.
     let end = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };

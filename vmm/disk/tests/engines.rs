@@ -4,7 +4,7 @@ mod common;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use common::*;
 use husk_disk::{CacheMode, Disk, DiskOptions, EngineKind, IoRequest};
@@ -74,6 +74,35 @@ fn direct_io_takes_any_alignment() {
             };
             round_trip(kind, &disk(&file, libc::O_DIRECT, options), shift);
         }
+    }
+}
+
+#[test]
+fn several_engines_do_without_direct_io_where_it_rewrites_blocks() {
+    // tmpfs does direct I/O of whole pages only, and none before Linux 6.6.
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    file.as_file().set_len(8 * MIB).unwrap();
+    let mut direct = OpenOptions::new();
+    if direct
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(file.path())
+        .is_err()
+    {
+        return;
+    }
+    let options = DiskOptions {
+        cache: CacheMode::None,
+        ..DiskOptions::default()
+    };
+    let open = || disk(&file, libc::O_DIRECT, options);
+    assert!(open().for_engines(1).unwrap().needs_one_engine());
+    for kind in KINDS {
+        let disk = open().for_engines(2).unwrap();
+        assert!(!disk.needs_one_engine());
+        assert!(disk.geometry().write_cache);
+        let _other = serve(kind, &disk);
+        round_trip(kind, &disk, 1);
     }
 }
 

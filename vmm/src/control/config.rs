@@ -72,13 +72,25 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
     let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut blk = Vec::new();
     for (i, disk) in config.disks.iter().enumerate() {
-        let image = disks::open(fds, &format!("config.disks[{i}]"), disk).await?;
+        let field = format!("config.disks[{i}]");
+        let mut image = disks::open(fds, &field, disk).await?;
         let queues = disk.queues.clamp(1, vcpus.max(1));
+        let mut queues = u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES);
+        let saved = saved
+            .as_ref()
+            .and_then(|(vm, _)| vm.machine.disk_queues(&disk.id));
+        if let Some(saved) = saved {
+            // How many there are depends on the file system of the image too, but the guest uses these.
+            queues = saved.clamp(1, queues);
+            image = image
+                .for_engines(queues)
+                .map_err(|e| disks::refused(&field, &disk.id, &e))?;
+        }
         blk.push(BlkDisk {
             id: disk.id.clone(),
             image,
             serial: disk.serial.clone(),
-            queues: u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES),
+            queues,
         });
     }
     let mut scsi = Vec::new();

@@ -14,6 +14,7 @@ mod guest;
 mod nics;
 mod ports;
 mod rig;
+mod saved_disks;
 mod saved_vcpus;
 mod saved_vm;
 mod saved_vm_hostile;

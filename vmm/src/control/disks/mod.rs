@@ -96,7 +96,7 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
 
 /// The status for a disk whose files are refused. The monitor knows their names, and finds the disk's id in the
 /// details.
-fn refused(field: &str, id: &str, error: &io::Error) -> Status {
+pub(super) fn refused(field: &str, id: &str, error: &io::Error) -> Status {
     let fault = pb::DiskFault {
         disk: id.to_owned(),
         reason: error.to_string(),

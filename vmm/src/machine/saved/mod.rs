@@ -1,6 +1,7 @@
 //! A machine as it is saved, without its memory.
 
 use husk_devices::component::ComponentStates;
+use husk_devices::virtio::transport::TransportState;
 use serde::{Deserialize, Serialize};
 
 use super::error::MachineError;
@@ -32,6 +33,13 @@ pub struct SavedMachine {
 }
 
 impl SavedMachine {
+    /// The number of queues of a virtio-blk disk; `None` if it has no state that can be read.
+    pub fn disk_queues(&self, id: &str) -> Option<u16> {
+        let state = self.devices.get(&format!("virtio-blk-{id}"))?;
+        let state: TransportState = state.parse().ok()?;
+        state.common.queues.len().try_into().ok()
+    }
+
     /// Checks the state against what the machine is to be built from.
     ///
     /// # Errors
