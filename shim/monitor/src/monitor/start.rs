@@ -33,7 +33,7 @@ use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
 use crate::program::Program;
-use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError};
+use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess};
 
@@ -214,7 +214,12 @@ async fn open_volumes(
         let VmEnvironment { scratch, paths, .. } = &*environment;
         let tell = |unpacking| drop(teller.send(Some(unpacking)));
         match saved {
-            Some(saved) => husk_volumes::open_saved(&plan, saved, scratch, paths, tell),
+            Some(saved) => {
+                let mut volumes = husk_volumes::open_saved(&plan, saved, scratch, paths, tell)?;
+                let disks = plan.disks.iter().zip(&mut volumes.disks);
+                disks.for_each(|(plan, open)| adapt_copied_disk(plan, open));
+                Ok(volumes)
+            }
             None => husk_volumes::open(&plan, scratch, paths, tell),
         }
     });

@@ -14,6 +14,7 @@
 mod check;
 mod checksums;
 mod chunk_digests;
+mod copied_disk;
 mod directory;
 mod disks;
 mod error;
@@ -24,6 +25,7 @@ mod restore;
 
 pub(crate) use checksums::Checksums;
 pub use checksums::verify;
+pub(crate) use copied_disk::adapt as adapt_copied_disk;
 pub(crate) use directory::{NewSnapshot, SnapshotDir};
 pub(crate) use disks::{DiskCopies, DiskSet, WrittenOutside};
 pub use error::SnapshotError;

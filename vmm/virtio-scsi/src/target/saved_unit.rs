@@ -49,11 +49,13 @@ impl SavedMedium {
         }
     }
 
-    /// True if a unit with the medium `own` can go on with this one, of which the image may have grown since.
+    /// True if a unit with the medium `own` can go on with this one. A disk's image may have grown since, and have the
+    /// other kind of cache.
     fn fits(&self, own: &MediumLimits, kind: DeviceKind) -> bool {
         let mut own = Self::of(own);
         if kind == DeviceKind::Disk {
             own.blocks = own.blocks.min(self.blocks);
+            own.write_cache = self.write_cache;
         }
         *self == own
     }
@@ -97,7 +99,10 @@ impl SavedUnit {
         require(fits, "medium")?;
         let attentions = UnitAttentionQueue::from_saved(&self.unit_attentions);
         require(attentions.is_some(), "unit attentions")?;
-        let cache = Modes::new(medium).write_cache;
+        let cache = self
+            .medium
+            .as_ref()
+            .is_some_and(|saved| saved.write_cache && !saved.read_only);
         require(cache || !self.modes.write_cache, "cache mode")?;
         let ReservationState { key, held, .. } = self.reservations;
         let possible = key != Some(0) && (held.is_none() || key.is_some());
@@ -109,8 +114,12 @@ impl SavedUnit {
 
     /// Sets a unit for which [`SavedUnit::check`] succeeds to this state. Returns true if its image has grown since.
     pub fn apply(self, unit: &mut LogicalUnit) -> bool {
-        let blocks = unit.medium.as_ref().map(|limits| limits.blocks);
-        let grown = self.medium.is_some_and(|saved| Some(saved.blocks) != blocks);
+        let mut grown = false;
+        if let (Some(saved), Some(own)) = (&self.medium, &mut unit.medium) {
+            grown = saved.blocks != own.blocks;
+            // The initiator flushes only a cache that it has seen. Without one, each write is durable.
+            own.write_cache = saved.write_cache;
+        }
         unit.unit_attentions = UnitAttentionQueue::from_saved(&self.unit_attentions).unwrap_or_default();
         unit.modes = self.modes;
         unit.reservations = self.reservations;

@@ -2,6 +2,7 @@
 
 use husk_devices::component::testing::{mutate, mutation};
 use husk_devices::component::{ComponentState, RestoreError};
+use husk_disk::CacheMode;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -271,6 +272,37 @@ fn a_driver_is_told_of_a_disk_that_has_grown() {
             .run(at(0, 0), &read10(BLOCKS as u32, 1), &[(DATA, 512, WRITE)])
             .good()
     );
+}
+
+#[test]
+fn the_cache_that_the_driver_has_seen_is_kept() {
+    let file = image(BLOCKS);
+    let cached = |cache| {
+        let options = DiskOptions { cache, ..reporting() };
+        vec![unit("first", at(0, 0), open(&file, options))]
+    };
+    let engine = || Engine::new(EngineKind::Auto, 16, 64).unwrap();
+    // WCE of the caching page, now and as the default that a reset restores.
+    let wce = |guest: &mut Guest| {
+        [8, 0x88].map(|page| {
+            let sense = [0x1a, 8, page, 0, 32, 0];
+            assert!(guest.run(at(0, 0), &sense, &[(DATA, 32, WRITE)]).good());
+            guest.get(DATA, 7)[6] & 4 != 0
+        })
+    };
+    for (before, after) in [
+        (CacheMode::Writethrough, CacheMode::Writeback),
+        (CacheMode::Writeback, CacheMode::Writethrough),
+    ] {
+        let mut guest = Guest::with(engine(), cached(before), true);
+        guest.settle(0, 0);
+        let seen = wce(&mut guest);
+        assert_eq!(seen, [before == CacheMode::Writeback; 2]);
+        guest.reload_on(cached(after), engine());
+        assert_eq!(wce(&mut guest), seen);
+        assert!(guest.run(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]).good());
+        assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
+    }
 }
 
 #[test]
