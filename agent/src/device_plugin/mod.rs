@@ -1,5 +1,5 @@
-//! The node's devices as extended resources: `devices.kubevirt.io/{kvm,tun,vhost-net,vhost-vsock}`. A launcher pod
-//! asks for them, though Husk's shim opens the devices itself.
+//! The node's devices as extended resources: `devices.kubevirt.io/{kvm,tun,vhost-net}`, and `vhost-vsock` under
+//! KubeVirt's feature gate VSOCK. A launcher pod asks for them, though Husk's shim opens the devices itself.
 //!
 //! ```text
 //! kubelet ◀── Register on kubelet.sock ── DevicePlugin ── health of the device ──▶ watch
@@ -16,13 +16,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use kube::Client;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
+use crate::node::follow_gate;
+use crate::watching::stopped;
 use service::Service;
 
 /// Messages of the API.
@@ -58,21 +61,23 @@ pub struct NodeDevice {
     pub name: &'static str,
     /// Path of the device on the node and in the container.
     pub path: PathBuf,
+    /// KubeVirt's feature gate, of state Alpha, without which no pod asks for the device.
+    pub gate: Option<&'static str>,
 }
 
 /// The devices that KubeVirt's launcher pods ask for.
 #[must_use]
 pub fn node_devices() -> [NodeDevice; 4] {
     [
-        ("kvm", "/dev/kvm"),
-        ("tun", "/dev/net/tun"),
-        ("vhost-net", "/dev/vhost-net"),
-        // Only with KubeVirt's feature gate VSOCK do pods ask for it.
-        ("vhost-vsock", "/dev/vhost-vsock"),
+        ("kvm", "/dev/kvm", None),
+        ("tun", "/dev/net/tun", None),
+        ("vhost-net", "/dev/vhost-net", None),
+        ("vhost-vsock", "/dev/vhost-vsock", Some("VSOCK")),
     ]
-    .map(|(name, path)| NodeDevice {
+    .map(|(name, path, gate)| NodeDevice {
         name,
         path: path.into(),
+        gate,
     })
 }
 
@@ -95,7 +100,8 @@ enum Ended {
 }
 
 impl DevicePlugin {
-    /// A plugin, and a watch that is true while the kubelet knows it, and for a minute after it was restarted.
+    /// A plugin, and a watch that is true while the kubelet knows it, and for a minute after it was restarted; also
+    /// while the feature gate of its device is off.
     #[must_use]
     pub fn new(device: NodeDevice, count: u32, directory: PathBuf) -> (DevicePlugin, watch::Receiver<bool>) {
         let (registered, watch) = watch::channel(false);
@@ -112,8 +118,44 @@ impl DevicePlugin {
         format!("kubevirt-{}.sock", self.device.name)
     }
 
+    /// Serves until `stop` is true; a device with a feature gate only while that is on. Returns before if there is no
+    /// configuration for the API server, which has the gate.
+    pub async fn run(self, stop: watch::Receiver<bool>) {
+        let Some(gate) = self.device.gate else {
+            return self.publish(stop).await;
+        };
+        let client = match Client::try_default().await {
+            Ok(client) => client,
+            Err(error) => {
+                return error!(device = self.device.name, %error, "the feature gate {gate} is not known");
+            }
+        };
+        let (is_on, gate_is_on) = watch::channel(false);
+        tokio::join!(
+            follow_gate(client, gate, is_on, stop.clone()),
+            self.publish_while(gate_is_on, stop)
+        );
+    }
+
+    /// Serves while `is_on` is true, until `stop` is true.
+    async fn publish_while(&self, mut is_on: watch::Receiver<bool>, mut stop: watch::Receiver<bool>) {
+        loop {
+            // A device for which no pod asks keeps no VMI from the node.
+            self.registered.send_replace(true);
+            if !becomes(&mut is_on, true, &mut stop).await {
+                return;
+            }
+            let (off, is_off) = watch::channel(false);
+            let turned_off = async {
+                becomes(&mut is_on, false, &mut stop).await;
+                off.send_replace(true);
+            };
+            tokio::join!(self.publish(is_off), turned_off);
+        }
+    }
+
     /// Serves until `stop` is true. Errors are logged, and another attempt is made.
-    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+    async fn publish(&self, mut stop: watch::Receiver<bool>) {
         let mut failures = 0;
         let mut lost = None;
         loop {
@@ -233,6 +275,15 @@ impl DevicePlugin {
                 health: health.to_owned(),
             })
             .collect()
+    }
+}
+
+/// Waits until `value` is `wanted`. Returns false if `stop` is true first, or if nobody sends values any more.
+async fn becomes(value: &mut watch::Receiver<bool>, wanted: bool, stop: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        biased;
+        () = stopped(stop) => false,
+        became = value.wait_for(|value| *value == wanted) => became.is_ok(),
     }
 }
 

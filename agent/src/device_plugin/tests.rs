@@ -13,6 +13,7 @@ async fn device_is_registered_listed_and_allocated() {
     let device = NodeDevice {
         name: "kvm",
         path: node.clone(),
+        gate: None,
     };
     let (plugin, mut registered) = DevicePlugin::new(device, 3, plugins.clone());
     let (stop, stopped) = watch::channel(false);
@@ -77,6 +78,7 @@ async fn plugin_waits_for_a_kubelet() {
     let device = NodeDevice {
         name: "tun",
         path: "/dev/null".into(),
+        gate: None,
     };
     let (plugin, mut registered) = DevicePlugin::new(device, 1, dir.path().to_owned());
     let (stop, stopped) = watch::channel(false);
@@ -93,6 +95,57 @@ async fn plugin_waits_for_a_kubelet() {
     assert!(*registered.borrow());
     sleep(Duration::from_secs(40)).await;
     assert!(!*registered.borrow());
+    stop.send_replace(true);
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_device_with_a_gate_is_published_while_it_is_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet = DeviceManager::default();
+    let server = kubelet.start(dir.path());
+    let gated = node_devices()
+        .into_iter()
+        .find(|device| device.gate == Some("VSOCK"));
+    let (plugin, mut registered) = DevicePlugin::new(gated.unwrap(), 1, dir.path().to_owned());
+    let (gate, is_on) = watch::channel(false);
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(async move { plugin.publish_while(is_on, stopped).await });
+    registered.wait_for(|registered| *registered).await.unwrap();
+    sleep(CHECK_INTERVAL * 2).await;
+    assert_eq!(kubelet.registrations(), []);
+
+    for turns in 1..=2 {
+        gate.send_replace(true);
+        while kubelet.registrations().len() < turns {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let mut client = connect(dir.path().join("kubevirt-vhost-vsock.sock")).await;
+        let mut lists = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+        assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), 1);
+        gate.send_replace(false);
+        assert_eq!(lists.message().await.unwrap().unwrap().devices, []);
+        assert!(*registered.borrow(), "the node would not be schedulable");
+    }
+    stop.send_replace(true);
+    running.await.unwrap();
+    server.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_whose_gate_is_on_keeps_vmis_away_until_it_is_registered() {
+    let dir = tempfile::tempdir().unwrap();
+    let gated = node_devices().into_iter().find(|device| device.gate.is_some());
+    let (plugin, mut registered) = DevicePlugin::new(gated.unwrap(), 1, dir.path().to_owned());
+    let (gate, is_on) = watch::channel(true);
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(async move { plugin.publish_while(is_on, stopped).await });
+    registered.wait_for(|registered| *registered).await.unwrap();
+    registered.wait_for(|registered| !*registered).await.unwrap();
+    gate.send_replace(false);
+    registered.wait_for(|registered| *registered).await.unwrap();
+    gate.send_replace(true);
+    registered.wait_for(|registered| !*registered).await.unwrap();
     stop.send_replace(true);
     running.await.unwrap();
 }

@@ -1,8 +1,16 @@
-//! The installed KubeVirt, as the operator reports it.
+//! The installed KubeVirt, as the operator reports it, and its feature gates.
 
+use std::pin::pin;
+
+use futures_util::{Stream, TryStreamExt};
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
+use tokio::sync::watch;
+
+use crate::watching::{WatchError, backoff, stopped};
 
 /// The minor versions whose contract with a node the agent knows.
 const KNOWN: [(u32, u32); 1] = [(1, 9)];
@@ -60,12 +68,66 @@ pub async fn configuration_version(client: &Client) -> Result<String, kube::Erro
     Ok(version.unwrap_or_default())
 }
 
-/// The KubeVirt objects of the cluster; `None` if KubeVirt is not installed.
-async fn objects(client: &Client) -> Result<Option<Vec<DynamicObject>>, kube::Error> {
+/// Follows whether the feature gate `gate` is on, until `stop` is true. The gate is of state Alpha: off unless the
+/// KubeVirt object lists it.
+pub async fn follow_gate(
+    client: Client,
+    gate: &str,
+    is_on: watch::Sender<bool>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let events = watcher(api(client), watcher::Config::default()).backoff(backoff());
+    tokio::select! {
+        () = follow(gate, events, is_on) => {}
+        () = stopped(&mut stop) => {}
+    }
+}
+
+/// Follows the gate by the events of the KubeVirt object, of which a cluster has one.
+async fn follow(
+    gate: &str,
+    events: impl Stream<Item = watcher::Result<Event<DynamicObject>>>,
+    is_on: watch::Sender<bool>,
+) {
+    let mut events = pin!(events);
+    let mut failure = WatchError::default();
+    let mut is_listed = false;
+    loop {
+        match events.try_next().await {
+            Ok(Some(Event::Init)) => is_listed = false,
+            Ok(Some(Event::InitApply(object))) => is_listed |= has_gate(&object, gate),
+            Ok(Some(Event::InitDone)) => {
+                failure.clear();
+                is_on.send_replace(is_listed);
+            }
+            Ok(Some(Event::Apply(object))) => {
+                failure.clear();
+                is_on.send_replace(has_gate(&object, gate));
+            }
+            Ok(Some(Event::Delete(_))) => drop(is_on.send_replace(false)),
+            // The stream goes on with a delay, and has no end.
+            Err(error) => failure.log("KubeVirt", &error),
+            Ok(None) => return,
+        }
+    }
+}
+
+fn has_gate(object: &DynamicObject, gate: &str) -> bool {
+    let gates = &object.data["spec"]["configuration"]["developerConfiguration"]["featureGates"];
+    let gates = gates.as_array().into_iter().flatten();
+    gates.into_iter().any(|listed| listed == gate)
+}
+
+fn api(client: Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "KubeVirt");
     let resource = ApiResource::from_gvk_with_plural(&kind, "kubevirts");
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-    match super::within(api.list(&ListParams::default())).await {
+    Api::all_with(client, &resource)
+}
+
+/// The KubeVirt objects of the cluster; `None` if KubeVirt is not installed.
+async fn objects(client: &Client) -> Result<Option<Vec<DynamicObject>>, kube::Error> {
+    let objects = api(client.clone());
+    match super::within(objects.list(&ListParams::default())).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         list => Ok(Some(list?.items)),
     }
@@ -73,7 +135,14 @@ async fn objects(client: &Client) -> Result<Option<Vec<DynamicObject>>, kube::Er
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::testing::api_server::ApiServer;
+    use futures_util::{StreamExt, stream};
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tokio::time::sleep;
 
     #[test]
     fn only_known_minor_versions_are_accepted() {
@@ -85,5 +154,75 @@ mod tests {
             let error = check(unknown).unwrap_err();
             assert!(error.contains("this agent knows 1.9"), "{unknown}: {error}");
         }
+    }
+
+    fn kubevirt(gates: Value) -> DynamicObject {
+        let configuration = json!({"developerConfiguration": {"featureGates": gates}});
+        let object = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "kubevirt"},
+            "spec": {"configuration": configuration},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_gate_is_on_if_it_is_listed() {
+        for off in [
+            json!(null),
+            json!([]),
+            json!("VSOCK"),
+            json!(["vsock", "VSOCK2", 1]),
+        ] {
+            assert!(!has_gate(&kubevirt(off.clone()), "VSOCK"), "{off}");
+        }
+        assert!(has_gate(&kubevirt(json!(["Root", "VSOCK"])), "VSOCK"));
+    }
+
+    #[tokio::test]
+    async fn a_gate_is_followed() {
+        let with = || kubevirt(json!(["VSOCK"]));
+        let without = || kubevirt(json!([]));
+        let (events, sent) = mpsc::unbounded_channel();
+        let sent = stream::unfold(sent, async |mut sent| Some((sent.recv().await?, sent)));
+        let (is_on, mut seen) = watch::channel(false);
+        let following = tokio::spawn(async move { follow("VSOCK", sent.boxed(), is_on).await });
+        let list = |object: DynamicObject| vec![Event::Init, Event::InitApply(object), Event::InitDone];
+        for (changes, wanted) in [
+            (list(with()), true),
+            (list(without()), false),
+            (vec![Event::Apply(with())], true),
+            (vec![Event::Apply(without())], false),
+            (list(with()), true),
+            (vec![Event::Delete(with())], false),
+            (list(with()), true),
+            (vec![Event::Init, Event::InitDone], false),
+        ] {
+            for change in changes {
+                events.send(Ok(change)).unwrap();
+            }
+            seen.changed().await.unwrap();
+            assert_eq!(*seen.borrow_and_update(), wanted);
+        }
+        events.send(Err(watcher::Error::NoResourceVersion)).unwrap();
+        drop(events);
+        following.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_kubevirt_object_is_watched() {
+        let server = ApiServer::default();
+        let (is_on, mut seen) = watch::channel(true);
+        let (stop, stopped) = watch::channel(false);
+        let following = tokio::spawn(follow_gate(server.client(), "VSOCK", is_on, stopped));
+        seen.wait_for(|is_on| !*is_on).await.unwrap();
+        // The watch begins after the list.
+        while !*seen.borrow() {
+            server.put(serde_json::to_value(kubevirt(json!(["VSOCK"]))).unwrap());
+            sleep(Duration::from_millis(10)).await;
+        }
+        stop.send_replace(true);
+        following.await.unwrap();
     }
 }

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
-pub use kubevirt::{KubeVirtVersion, configuration_version};
+pub use kubevirt::{KubeVirtVersion, configuration_version, follow_gate};
 pub use leaving::{Departure, LauncherPods, NodeShim, Present};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
