@@ -31,7 +31,7 @@ pub(crate) struct ContainerExit {
 /// The phase of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContainerPhase {
-    /// Its VM is being built.
+    /// Its VM is being built, or its resources are being prepared.
     Creating,
     Created,
     Running {
@@ -110,6 +110,8 @@ pub(super) struct Container {
     pub(super) vm: Option<ContainerVm>,
     /// Of a VM's container that is being created.
     pub(super) building: Option<BuildStop>,
+    /// A signal that ends the container, without a VM, as soon as it has been created.
+    pub(super) early_signal: Option<u32>,
     /// Of a launcher container that runs and has no VM yet.
     pub(super) launching: Option<Launching>,
     /// Limits that were set while a launcher container had no VM.

@@ -127,6 +127,7 @@ impl Pod {
             resources: ContainerResources::default(),
             vm: None,
             building: None,
+            early_signal: None,
             launching: None,
             early_limits: None,
             console_output: None,

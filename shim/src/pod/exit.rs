@@ -32,9 +32,10 @@ impl Pod {
                 return Ok(());
             }
             if *container.phase.borrow() == ContainerPhase::Creating {
-                return Err(TaskError::precondition(format!(
-                    "container {id} is being created"
-                )));
+                if signals::signal_exit_status(signal)?.is_some() {
+                    container.early_signal.get_or_insert(signal);
+                }
+                return Ok(());
             }
             let sandbox = container.role == Role::Sandbox;
             let status = match container.role {
@@ -65,6 +66,16 @@ impl Pod {
         };
         let boots = *container.phase.borrow() == ContainerPhase::Created;
         vm.signal(signal, boots).await
+    }
+
+    /// Ends a container without a VM that got a signal while it was created.
+    pub(super) async fn end_if_killed(&mut self, id: &str) {
+        let found = self.containers.get_mut(id);
+        if let Some(signal) = found.and_then(|container| container.early_signal.take())
+            && let Err(error) = self.kill(id, signal).await
+        {
+            warn!(id, %error, "the container was not ended by signal {signal}");
+        }
     }
 
     /// Kills the VM. It does not outlive its sandbox.

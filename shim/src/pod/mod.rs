@@ -119,11 +119,11 @@ impl Pod {
                 self.finished = now || self.containers.is_empty();
                 let _ = reply.send(Ok(()));
             }
-            PodCommand::Outcome(told) => self.handle_outcome(told),
+            PodCommand::Outcome(told) => self.handle_outcome(told).await,
         }
     }
 
-    fn handle_outcome(&mut self, told: TaskOutcome) {
+    async fn handle_outcome(&mut self, told: TaskOutcome) {
         match told {
             TaskOutcome::Built(id, built, reply) => self.built(&id, built, reply),
             TaskOutcome::Prepared(id, resources, prepared, reply) => match prepared {
@@ -132,6 +132,7 @@ impl Pod {
                         container.resources = resources;
                     }
                     self.created(&id, reply);
+                    self.end_if_killed(&id).await;
                     self.end_if_deleted(&id);
                 }
                 Err(error) => self.not_created(&id, error, reply),

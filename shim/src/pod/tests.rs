@@ -28,6 +28,7 @@ fn pod(role: Role, phase: ContainerPhase) -> (Pod, mpsc::Receiver<Envelope>, Pod
         resources: ContainerResources::default(),
         vm: None,
         building: None,
+        early_signal: None,
         launching: None,
         early_limits: None,
         console_output: None,
@@ -172,4 +173,30 @@ async fn a_container_that_is_being_created_can_be_deleted() {
         .await;
     assert_eq!(is_created.await.unwrap(), Err(TaskError::failed("no")));
     assert!(is_deleted.await.unwrap().is_ok() && pod.containers.is_empty() && events.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_container_that_is_being_created_can_be_killed() {
+    for (role, signal, status) in [
+        (Role::Sandbox, 9, 137),
+        (Role::Sandbox, 15, 143),
+        (Role::Volume("data".into()), 9, 137),
+        (Role::LauncherVolume("data".into()), 15, 0),
+    ] {
+        let (mut pod, mut events, _handle) = pod(role, ContainerPhase::Creating);
+        pod.kill(ID, 0).await.unwrap();
+        pod.kill(ID, signal).await.unwrap();
+        assert!(pod.kill(ID, 28).await.is_err());
+        let (create, is_created) = oneshot::channel();
+        let outcome = TaskOutcome::Prepared(ID.into(), Default::default(), Ok(()), create);
+        pod.handle_command(PodCommand::Outcome(outcome)).await;
+        assert_eq!(is_created.await.unwrap(), Ok(1));
+        let ContainerPhase::Stopped(exit) = *pod.containers[ID].phase.borrow() else {
+            panic!("it runs")
+        };
+        assert_eq!(exit.status, status, "{signal}");
+        for topic in ["/tasks/create", "/tasks/exit"] {
+            assert_eq!(events.recv().await.unwrap().topic, topic);
+        }
+    }
 }
