@@ -35,6 +35,10 @@ const CASES: &[(&str, fn())] = &[
     ("removal_leaves_nothing", removal_leaves_nothing),
     ("removal_waits_for_pods", removal_waits_for_pods),
     (
+        "programs_that_a_unit_file_names_stay",
+        programs_that_a_unit_file_names_stay,
+    ),
+    (
         "removal_keeps_what_a_late_pod_needs",
         removal_keeps_what_a_late_pod_needs,
     ),
@@ -252,6 +256,31 @@ fn removal_waits_for_pods() {
     rig.check_loaded(Some(&version));
     drop(shim);
     rig.done("uninstall");
+    rig.check_loaded(None);
+}
+
+fn programs_that_a_unit_file_names_stay() {
+    let rig = Rig::new(IMPORTING);
+    rig.done("install");
+    let first = rig.versions()[0].clone();
+    let unit = rig.at("home/systemd/user/husk@.service");
+    fs::create_dir_all(unit.parent().unwrap()).unwrap();
+    let husk = first.join("husk");
+    fs::write(&unit, format!("ExecStart=\"{}\" service %i\n", husk.display())).unwrap();
+    rig.build("two");
+    rig.done("install");
+    assert_eq!(rig.versions().len(), 2);
+    let why = rig.refused("uninstall");
+    let told = format!(
+        "{} runs VMs by {}: delete these VMs",
+        unit.display(),
+        husk.display()
+    );
+    assert!(why.contains(&told) && why.ends_with("or use --force\n"), "{why}");
+    assert_eq!((rig.versions().len(), rig.restarts()), (2, 2));
+    let forced = rig.command("uninstall").arg("--force").output().unwrap();
+    assert!(forced.status.success());
+    assert!(!rig.at("opt").exists());
     rig.check_loaded(None);
 }
 

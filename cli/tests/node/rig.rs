@@ -80,6 +80,7 @@ impl Rig {
         command
             .env("FAKE_NODE", self.dir.path())
             .env("HUSK_RUNTIME_DIR", self.at("run"))
+            .env("XDG_CONFIG_HOME", self.at("home"))
             .env("PATH", self.at("bin"))
             .env_remove("RUST_LOG");
         command

@@ -13,10 +13,13 @@ const OF_VMS: [&str; 2] = ["husk-vmm", "husk-monitor"];
 
 /// Checks that no such VM uses the programs in `bin`, now or at its next start.
 pub(super) fn check(bin: &Path) -> Result<(), Failure> {
-    for file in unit::files() {
-        check_unit(&file, bin)?;
-    }
+    check_units(bin)?;
     check_processes(Path::new("/proc"), bin)
+}
+
+/// Checks that no VM of `husk apply` uses the programs in `bin` at its next start.
+pub(super) fn check_units(bin: &Path) -> Result<(), Failure> {
+    unit::files().iter().try_for_each(|file| check_unit(file, bin))
 }
 
 fn check_unit(file: &Path, bin: &Path) -> Result<(), Failure> {

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use husk_monitor::state::RuntimeDir;
 
-use super::PROGRAMS;
+use super::{PROGRAMS, other_vms};
 use crate::failure::Failure;
 use crate::{doctor, output};
 
@@ -62,7 +62,8 @@ pub(super) fn install(options: &Options, config: Option<&Path>) -> Result<(), Fa
     })?;
     let dump = node.containerd.dump().map_err(node.of_config())?;
     let used = InUse::find(Path::new(PROC), &dump.state());
-    for old in store.prune(|other| other == version || used.has(other))? {
+    let is_needed = |other: &Path| used.has(other) || other_vms::check_units(other).is_err();
+    for old in store.prune(|other| other == version || is_needed(other))? {
         print("removed", &old)?;
     }
     if let Some(obstacle) = doctor::obstacle() {
@@ -71,13 +72,19 @@ pub(super) fn install(options: &Options, config: Option<&Path>) -> Result<(), Fa
     Ok(())
 }
 
-/// Removes the handler, the programs and the state. No pod may run, unless `force`.
+/// Removes the handler, the programs and the state. No pod may run and no VM of `husk apply` may need the programs,
+/// unless `force`.
 pub(super) fn uninstall(options: &Options, config: Option<&Path>, force: bool) -> Result<(), Failure> {
     enter(options.host_root.as_deref())?;
     if !force {
         super::check_no_pod_vm(RuntimeDir::locate())?;
     }
     let store = Store::open(&options.versions)?;
+    if !force {
+        for version in store.versions()? {
+            other_vms::check_units(&version)?;
+        }
+    }
     let used = InUse::find(Path::new(PROC), Path::new("/nowhere"));
     let running = used.processes_in(&std::path::absolute(&options.versions)?);
     if !force && !running.is_empty() {
