@@ -199,6 +199,23 @@ fn a_claim_that_a_data_volume_did_not_make_stays() {
 }
 
 #[test]
+fn the_data_of_a_damaged_data_volume_is_named() {
+    let store = Store::new();
+    let image = store.blank("data");
+    let file = store.path("data/objects/default/datavolume/data.yaml");
+    fs::write(&file, "kind:").unwrap();
+    let (code, _, stderr) = store.run(&["delete", "dv", "data"]);
+    assert_eq!((code, stderr.lines().count()), (0, 1), "{stderr}");
+    assert!(stderr.contains(&file.display().to_string()), "{stderr}");
+    assert!(
+        stderr.ends_with("its claim stays, with its data: `husk delete pvc data` deletes it\n"),
+        "{stderr}"
+    );
+    store.ok(&["delete", "pvc", "data"]);
+    assert!(!image.exists());
+}
+
+#[test]
 fn the_process_of_a_vm_removes_the_mark_of_its_first_start() {
     let store = Store::new();
     let folder = store.path("data/objects/default/virtualmachine");

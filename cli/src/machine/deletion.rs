@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use husk_claims::ClaimError;
 use husk_objects::{Key, Kind, ObjectError, Objects, StoredObject};
+use serde_json::Value;
 
 use super::systemd::Systemd;
 use super::{FirstStart, Machine, data_volume, vm};
 use crate::failure::{Failure, note};
+use crate::vm_ref::DEFAULT_NAMESPACE;
 
 /// Interval of looking whether a VM has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -24,10 +26,14 @@ pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> 
             check(machine, systemd, &object)?;
             end(machine, systemd, &machine.objects.begin_deletion(key)?)
         }
-        Err(ObjectError::Damaged { .. }) => {
+        Err(damaged @ ObjectError::Damaged { .. }) => {
             stop(systemd, key)?;
             FirstStart::of(machine, key).clear()?;
+            let left = left_by_damaged(machine, key)?;
             machine.objects.remove(key)?;
+            if let Some(left) = left {
+                note(&format!("{damaged}: {left}"));
+            }
             Ok(())
         }
         Err(error) => Err(error.into()),
@@ -78,14 +84,14 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         Kind::VirtualMachine | Kind::VirtualMachineInstance => {
             stop(systemd, &object.key)?;
             FirstStart::of(machine, &object.key).clear()?;
-            for owned in machine
-                .objects
-                .read_kinds(|kind| kind == Kind::DataVolume)?
-                .objects
-            {
+            let volumes = machine.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
+            for owned in &volumes.objects {
                 if owned.is_owned_by(object.uid()) && owned.key.namespace == object.key.namespace {
                     delete(machine, systemd, &owned.key)?;
                 }
+            }
+            for left in damaged_volumes(machine, &object.key, &volumes.damaged) {
+                note(&left);
             }
         }
         Kind::DataVolume => {
@@ -108,6 +114,72 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         Ok(()) | Err(ObjectError::NotFound(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The data that stays when a damaged object is deleted, and the command that deletes it: the file would say what
+/// belongs to the object. None if there is no data.
+fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failure> {
+    let namespace = &key.namespace;
+    if key.kind == Kind::DataVolume && machine.claims.has(namespace, &key.name) {
+        let command = delete_command("pvc", namespace, &[&key.name]);
+        return Ok(Some(format!(
+            "its claim stays, with its data: {command} deletes it"
+        )));
+    }
+    if !key.kind.is_vm() {
+        return Ok(None);
+    }
+    let volumes = machine.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
+    let owned = volumes
+        .objects
+        .iter()
+        .filter(|volume| volume.key.namespace == *namespace && names_owner(volume, key));
+    let names: Vec<&str> = owned.map(|volume| volume.key.name.as_str()).collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let command = delete_command("dv", namespace, &names);
+    Ok(Some(format!(
+        "its DataVolumes stay, with their data: {command} deletes them"
+    )))
+}
+
+/// True if the owner of an object has the kind and the name of `key`.
+fn names_owner(object: &StoredObject, key: &Key) -> bool {
+    let owners = object.value().pointer("/metadata/ownerReferences");
+    let owners = owners.and_then(Value::as_array).into_iter().flatten();
+    owners
+        .into_iter()
+        .any(|owner| owner["kind"] == key.kind.name() && owner["name"] == key.name.as_str())
+}
+
+/// A line for each damaged DataVolume in the namespace of a VM that is deleted: it may be one of the VM's, and stays.
+fn damaged_volumes(machine: &Machine, vm: &Key, damaged: &[ObjectError]) -> Vec<String> {
+    let of_namespace = machine
+        .objects
+        .file(&Key::new(Kind::DataVolume, &vm.namespace, ""));
+    let lines = damaged.iter().filter_map(|error| {
+        let (ObjectError::Damaged { path, .. } | ObjectError::Io { path, .. }) = error else {
+            return None;
+        };
+        let name = path.file_stem()?.to_str()?;
+        let command = delete_command("dv", &vm.namespace, &[name]);
+        (path.parent() == of_namespace.parent()).then(|| {
+            format!(
+                "{error}: if this DataVolume is of {vm}, it stays, with its data: correct the file, then {command} \
+                 deletes both"
+            )
+        })
+    });
+    lines.collect()
+}
+
+fn delete_command(kind: &str, namespace: &str, names: &[&str]) -> String {
+    let namespace = match namespace {
+        DEFAULT_NAMESPACE => String::new(),
+        other => format!(" -n {other}"),
+    };
+    format!("`husk delete {kind} {}{namespace}`", names.join(" "))
 }
 
 /// Shuts a VM down, so that it does not start again, and waits for its end.
@@ -141,5 +213,81 @@ fn remove_orphaned_imports(machine: &Machine, objects: &Objects) {
             // It fails while a process fills the volume.
             let _ = machine.claims.abandon_import(&namespace, &name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn machine() -> (tempfile::TempDir, Machine) {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        (folder, machine)
+    }
+
+    fn data_volume(name: &str, namespace: &str, owner: &str) -> Value {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "ownerReferences": [{"kind": "VirtualMachine", "name": owner, "uid": "1"}],
+            },
+            "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+        })
+    }
+
+    #[test]
+    fn volumes_of_a_damaged_vm_are_named() {
+        let (_folder, machine) = machine();
+        let vm = Key::new(Kind::VirtualMachine, "test", "demo");
+        assert_eq!(left_by_damaged(&machine, &vm).unwrap(), None);
+        for (name, namespace, owner) in [
+            ("root", "test", "demo"),
+            ("data", "test", "demo"),
+            ("other", "test", "other"),
+            ("root", "default", "demo"),
+        ] {
+            machine
+                .objects
+                .apply(&data_volume(name, namespace, owner))
+                .unwrap();
+        }
+        assert_eq!(
+            left_by_damaged(&machine, &vm).unwrap().unwrap(),
+            "its DataVolumes stay, with their data: `husk delete dv data root -n test` deletes them"
+        );
+        let secret = Key::new(Kind::Secret, "test", "demo");
+        assert_eq!(left_by_damaged(&machine, &secret).unwrap(), None);
+    }
+
+    #[test]
+    fn damaged_volumes_in_the_namespace_of_a_vm_are_named() {
+        let (_folder, machine) = machine();
+        for namespace in ["default", "test"] {
+            let file = machine
+                .objects
+                .file(&Key::new(Kind::DataVolume, namespace, "root"));
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "kind:").unwrap();
+        }
+        let damaged = machine.objects.read().unwrap().damaged;
+        let vm = Key::new(Kind::VirtualMachine, "default", "demo");
+        let lines = damaged_volumes(&machine, &vm, &damaged);
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        let file = machine
+            .objects
+            .file(&Key::new(Kind::DataVolume, "default", "root"));
+        assert!(line.starts_with(&format!("{}: ", file.display())), "{line}");
+        assert!(
+            line.ends_with("then `husk delete dv root` deletes both"),
+            "{line}"
+        );
     }
 }
