@@ -145,6 +145,36 @@ fn nothing_is_stored_if_one_object_is_wrong() {
 }
 
 #[test]
+fn vms_cannot_multiply_a_large_preference_without_bound() {
+    let store = Store::new();
+    let annotations: Vec<String> = (0..20_000).map(|number| format!("a{number}: {number}")).collect();
+    let mut manifest = format!(
+        "apiVersion: instancetype.kubevirt.io/v1beta1\nkind: VirtualMachinePreference\nmetadata: {{name: large}}\n\
+         spec: {{annotations: {{{}}}}}\n",
+        annotations.join(", ").replace(": ", ": v")
+    );
+    let mut differs = |count: usize| {
+        for number in 0..count {
+            manifest += &format!(
+                "---\napiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: vm{count}-{number}}}\n\
+                 spec:\n  runStrategy: Halted\n  preference: {{name: large, kind: VirtualMachinePreference}}\n  \
+                 template: {{spec: {{domain: {{devices: {{}}, memory: {{guest: 64Mi}}}}}}}}\n"
+            );
+        }
+        fs::write(store.path("manifest.yaml"), &manifest).unwrap();
+        store.run(&["diff", "-f", "manifest.yaml"])
+    };
+    let (code, _, stderr) = differs(1);
+    assert_eq!((code, stderr.as_str()), (1, ""));
+    let (code, _, stderr) = differs(40);
+    assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+    assert!(
+        stderr.contains("add more than 4 MiB to this VM and those before it"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_diff_shows_what_changes_and_no_secret() {
     let store = Store::new();
     assert_eq!(store.apply(&secret("key", "SECRET-one", "")).0, 0);

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use husk_objects::{Applied, Key, Kind, Outcome};
 use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
+use serde_json::Value;
 
 use crate::failure::{Failure, RUNTIME, note, one_line};
 use crate::machine::systemd::Systemd;
@@ -20,6 +21,9 @@ use machines::Reconciled;
 
 /// Longest name of a unit, and of a file.
 const MAX_UNIT: usize = 255;
+/// Maximum that instance types and preferences may add to all VMs of a call, in bytes of JSON. They are in memory once
+/// for each VM, and take a multiple of this there.
+const MAX_ADDED: usize = 4 << 20;
 
 /// Create or change the objects of manifests, and run their VMs
 ///
@@ -209,6 +213,7 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
     let new: Vec<Object> = given.iter().map(|given| given.object.clone()).collect();
     let known = machine.known(&stored, &new)?;
     let (mut vms, mut lines, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    let mut added = 0;
     for given in given {
         let Some(key) = given.key() else { continue };
         if names.contains(&key) {
@@ -232,7 +237,19 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
             ));
         }
         match expanded(&given.object, &known) {
-            Ok(expanded) => vms.push((key, expanded)),
+            Ok(expanded) => {
+                added += added_to(&given.object, &expanded);
+                if added > MAX_ADDED {
+                    lines.push(format!(
+                        "{}spec.template: instance types and preferences add more than {} MiB to this VM and those \
+                         before it: shorten their annotations, or apply fewer VMs at once",
+                        given.prefix,
+                        MAX_ADDED >> 20
+                    ));
+                    break;
+                }
+                vms.push((key, expanded));
+            }
             Err(errors) => lines.extend(errors.iter().map(|error| format!("{}{error}", given.prefix))),
         }
     }
@@ -240,6 +257,12 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
         true => Ok(vms),
         false => Err(Failure::Manifest(lines)),
     }
+}
+
+/// Bytes of JSON that an expanded VM has more than its object.
+fn added_to(object: &Object, expanded: &ExpandedVm) -> usize {
+    let size = |value: &Value| serde_json::to_vec(value).map_or(0, |json| json.len());
+    size(&expanded.manifest).saturating_sub(size(&object.value))
 }
 
 /// Stores the objects: what VMs need comes before them.
