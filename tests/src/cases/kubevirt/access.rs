@@ -1,4 +1,5 @@
-//! The agent's services: metrics; refusals to another node's agent and to clients without virt-api's certificate.
+//! Whom a node serves: metrics; refusals to another node's agent and to clients without virt-api's certificate; VMIs
+//! that do not ask for Husk.
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-access",
-    about: "metrics and probes; another node's agent cannot change a VMI; clients need virt-api's certificate",
+    about: "metrics and probes; another node's agent cannot change a VMI; clients need virt-api's certificate; other VMIs stay off the node",
     limit: Duration::from_secs(600),
     run,
 };
@@ -30,9 +31,27 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("another node's agent", || other_agent(ctx, c));
     ctx.part("clients without a certificate", || no_certificate(c));
     c.delete("node", OTHER_NODE)?;
+    ctx.part("other VMIs", || other_vmi(c));
     c.delete(VMI, VM)?;
     c.until_none(VMI)?;
     c.until_none("pods")
+}
+
+/// The launcher pod of a VMI that does not ask for Husk is not placed on the only node.
+fn other_vmi(c: &KubeVirt<'_>) -> Result<()> {
+    let mut vmi = instance("other", "button");
+    vmi["metadata"]["labels"]["husk.io/runtime"] = json!("false");
+    c.apply(&[vmi])?;
+    let pods = ["get", "pods", "-l", "app=other", "-o", "json"];
+    c.until_true("a launcher pod that does not fit the node", || {
+        let pods: Value = serde_json::from_str(&c.kubectl(&pods)?.ok()?)?;
+        let pod = &pods["items"][0];
+        ensure!(pod["spec"]["nodeName"].is_null(), "{pod}");
+        let status = pod["status"].to_string();
+        let unfit = status.contains("didn't match Pod's node affinity");
+        Ok(if unfit { Ok(()) } else { Err(status) })
+    })?;
+    c.delete(VMI, "other")
 }
 
 /// A PUT of the VMI with another status, by the agents' account with the token of a node.

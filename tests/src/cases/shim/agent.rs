@@ -104,9 +104,44 @@ fn admission(c: &Cluster<'_>) -> Result<()> {
             "{pod}"
         );
     }
-    // A VMI that does not ask for Husk is left alone.
-    let qemu = admitted(&|pod| pod["metadata"]["labels"]["husk.io/runtime"] = "false".into())?;
-    ensure!(class(&qemu).is_none() && request(&qemu) == "524Mi", "{qemu}");
+    // A VMI that does not ask for Husk only keeps off Husk's nodes, by each of the terms.
+    let not_husk = json!({"key": "husk.io/node", "operator": "DoesNotExist"});
+    let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
+    let name = json!({"key": "metadata.name", "operator": "In", "values": ["n"]});
+    for (affinity, expected) in [
+        (json!(null), json!([{"matchExpressions": [not_husk]}])),
+        (
+            json!({"podAffinity": {}}),
+            json!([{"matchExpressions": [not_husk]}]),
+        ),
+        (
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [zone]}, {"matchFields": [name]},
+            ]}}}),
+            json!([
+                {"matchExpressions": [zone, not_husk]},
+                {"matchExpressions": [not_husk], "matchFields": [name]},
+            ]),
+        ),
+    ] {
+        let qemu = admitted(&|pod| {
+            pod["metadata"]["labels"]["husk.io/runtime"] = "false".into();
+            pod["spec"]["affinity"] = affinity.clone();
+        })?;
+        ensure!(class(&qemu).is_none() && request(&qemu) == "524Mi", "{qemu}");
+        let required =
+            &qemu["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        ensure!(required["nodeSelectorTerms"] == expected, "{qemu}");
+    }
+    // A pod that has the class otherwise may run there.
+    let by_setting = admitted(&|pod| {
+        pod["metadata"]["labels"]["husk.io/runtime"] = "false".into();
+        pod["spec"]["runtimeClassName"] = "husk".into();
+    })?;
+    ensure!(
+        !by_setting["spec"]["affinity"].to_string().contains("husk.io"),
+        "{by_setting}"
+    );
     Ok(())
 }
 
