@@ -141,9 +141,14 @@ impl Vmi {
         serde_json::json!({"spec": self.spec(), "claims": claims})
     }
 
-    /// The object for the pod's shim, as JSON.
+    /// The object for the pod's shim, as JSON, without the claims of memory dumps: no VM has them as disks, and virt-api
+    /// adds them to a VMI whose VM runs.
     pub fn manifest(&self) -> String {
-        serde_json::to_string(&self.0).unwrap_or_default()
+        let mut object = self.0.clone();
+        if let Some(volumes) = object.data["spec"]["volumes"].as_array_mut() {
+            volumes.retain(|volume| volume["memoryDump"].is_null());
+        }
+        serde_json::to_string(&object).unwrap_or_default()
     }
 
     /// The same object with another status.
@@ -151,5 +156,24 @@ impl Vmi {
         let mut object = self.0.clone();
         object.data["status"] = status;
         object
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::vmi::testing::scheduled;
+
+    #[test]
+    fn claims_of_memory_dumps_are_no_volumes_of_the_vm() {
+        let mut vmi = scheduled("vm");
+        let volumes = vmi["spec"]["volumes"].as_array_mut().unwrap();
+        let before = volumes.clone();
+        volumes.push(json!({"name": "dump", "memoryDump": {"claimName": "dump", "hotpluggable": true}}));
+        let vmi = Vmi(serde_json::from_value(vmi).unwrap());
+        let manifest: Value = serde_json::from_str(&vmi.manifest()).unwrap();
+        assert_eq!(manifest["spec"]["volumes"], json!(before));
     }
 }

@@ -240,6 +240,26 @@ fn hotpluggable_volume_goes_through_its_phases() {
 }
 
 #[test]
+fn memory_dumps_fail_once_their_claim_is_attached() {
+    for (present, expected) in [
+        ("Bound", "Bound"),
+        ("AttachedToNode", "MemoryDumpVolumeFailed"),
+        ("MemoryDumpVolumeFailed", "MemoryDumpVolumeFailed"),
+        ("Detaching", "Detaching"),
+    ] {
+        let vmi = vmi(|vmi| {
+            let entries = vmi["status"]["volumeStatus"].as_array_mut().unwrap();
+            entries.push(json!({
+                "name": "dump", "phase": present, "target": "", "hotplugVolume": {},
+                "memoryDumpVolume": {"claimName": "dump"},
+            }));
+        });
+        let status = new_status(&vmi, &running(|_| {}), None);
+        assert_eq!(status["volumeStatus"][1]["phase"], expected, "{present}");
+    }
+}
+
+#[test]
 fn migration_method_is_that_of_the_volumes() {
     let shared = json!({"name": "a", "persistentVolumeClaimInfo": {"accessModes": ["ReadWriteMany"]}});
     let own = json!({"name": "b", "persistentVolumeClaimInfo": {"accessModes": ["ReadWriteOnce"]}});

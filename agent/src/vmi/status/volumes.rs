@@ -1,5 +1,5 @@
-//! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets and the phases Ready and
-//! UnMountedFromPod of hotpluggable volumes.
+//! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets, and the phases Ready,
+//! UnMountedFromPod and MemoryDumpVolumeFailed of hotpluggable volumes.
 
 use husk_proto::shim::v1::{Disk, SyncVmiResponse};
 use serde_json::{Value, json};
@@ -38,7 +38,9 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
         {
             entry["size"] = json!(bytes);
         }
-        if entry["hotplugVolume"].is_object() {
+        if entry["memoryDumpVolume"].is_object() {
+            refuse_memory_dump(entry, &name);
+        } else if entry["hotplugVolume"].is_object() {
             let reported = synced.and_then(|answer| answer.volumes.iter().find(|volume| volume.name == name));
             let reported = reported.map_or("", |volume| volume.phase.as_str());
             let wanted = hotpluggable.contains(&name.as_str());
@@ -74,6 +76,17 @@ fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, report
     entry["phase"] = json!(next);
     entry["reason"] = json!(reason);
     entry["message"] = json!(message);
+}
+
+/// Fails the memory dump for which virt-controller has attached a claim. virt-controller then removes the volume.
+fn refuse_memory_dump(entry: &mut Value, name: &str) {
+    if matches!(entry["phase"].as_str(), Some("AttachedToNode" | "MountedToPod")) {
+        entry["phase"] = json!("MemoryDumpVolumeFailed");
+        entry["reason"] = json!("MemoryDumpNotSupported");
+        entry["message"] = json!(format!(
+            "Memory dump to pvc {name} failed: Husk does not dump memory"
+        ));
+    }
 }
 
 /// Reasons and messages of the events for volumes whose phase has changed from `old` to `new`.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-hotplug",
-    about: "volumes plugged by virtctl and by the VM's template, block and filesystem; claims that grow; a start with plugged volumes",
+    about: "volumes plugged by virtctl and by the VM's template, block and filesystem; claims that grow; a start with plugged volumes; memory dumps fail",
     limit: Duration::from_secs(1200),
     run,
 };
@@ -35,11 +35,12 @@ fn run(ctx: &TestContext) -> Result<()> {
         "provisioner": "kubernetes.io/no-provisioner",
         "allowVolumeExpansion": true,
     })])?;
-    for (name, mode, path) in [
-        ("block", "Block", device),
-        ("files", "Filesystem", files.as_str()),
+    for (name, mode, path, size) in [
+        ("block", "Block", device, "64Mi"),
+        ("files", "Filesystem", files.as_str(), "64Mi"),
+        ("dump", "Filesystem", DATA, "1Gi"),
     ] {
-        c.apply(&local_volume(name, mode, (path, "64Mi"), &node))?;
+        c.apply(&local_volume(name, mode, (path, size), &node))?;
         c.until("pvc", name, ".status.phase", "Bound")?;
     }
     c.apply(&[virtual_machine(VM, "scsi,button,shell")])?;
@@ -50,6 +51,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("growth", || growth(c, device));
     ctx.part("unplug", || unplug(c, "block"));
     ctx.part("restart", || restart(c));
+    ctx.part("memory dump", || memory_dump(c));
     ctx.part("template", || template(c));
     ctx.part("unplug filesystem", || unplug(c, "files"));
     ctx.part("without --persist", || without_persist(c));
@@ -61,7 +63,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.on_node(&format!("losetup -d {device} && rm -r {DATA}"))?;
     let busy = c.on_node("losetup -a")?;
     ensure!(!busy.contains(DATA), "{busy}");
-    for name in ["block", "files"] {
+    for name in ["block", "files", "dump"] {
         c.delete("pvc", name)?;
         c.delete("pv", name)?;
     }
@@ -127,6 +129,18 @@ fn growth(c: &KubeVirt<'_>, device: &str) -> Result<()> {
         shell.ok(&wait)?;
         shell.expect_contains("head -c 6 /dev/sda; head -c 6 /dev/sdb", &["of-sdaof-sdb"])
     })
+}
+
+/// A memory dump fails, and its claim is free again.
+fn memory_dump(c: &KubeVirt<'_>) -> Result<()> {
+    c.virtctl(&["memory-dump", "get", VM, "--claim-name=dump"])?
+        .ok()?;
+    c.until("vm", VM, ".status.memoryDumpRequest.phase", "Failed")?;
+    let message = c.field("vm", VM, ".status.memoryDumpRequest.message")?;
+    ensure!(message.contains("Husk does not dump memory"), "{message:?}");
+    c.until(VMI, VM, &status("dump", "name"), "")?;
+    c.virtctl(&["memory-dump", "remove", VM])?.ok()?;
+    c.until("vm", VM, ".status.memoryDumpRequest", "")
 }
 
 /// A volume that the owner writes into the VM's template is plugged, and is unplugged when it is gone from there.
