@@ -1,7 +1,9 @@
 //! Building manifests for tests.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use husk_vmi::{FieldError, LoadError, Loaded, Vmi, load, validate};
+use std::path::PathBuf;
+
+use husk_vmi::{FieldError, LoadError, Loaded, PodResources, VmPlan, Vmi, load, validate};
 use serde_json::{Value, json};
 
 /// A small VMI that runs.
@@ -66,4 +68,22 @@ pub fn refused(changes: &[(&str, Value)], reason: &str, field: &str, message: &s
         cause["reason"] == reason && cause["field"] == field && cause["message"] == message
     });
     assert!(found, "no {reason} at {field}:\n  {message}\nbut\n{faults:#?}");
+}
+
+/// The resources of a pod that has these volumes: names and paths.
+pub fn resources(volumes: &[(&str, &str)]) -> PodResources {
+    PodResources {
+        volumes: volumes
+            .iter()
+            .map(|(name, path)| ((*name).to_owned(), PathBuf::from(path)))
+            .collect(),
+        uuid: "11111111-2222-4333-8444-555555555555".parse().unwrap(),
+        now_unix_seconds: 1_782_864_000, // 2026-07-01
+        ..PodResources::default()
+    }
+}
+
+/// The notes of a plan, as lines.
+pub fn noted(plan: &VmPlan) -> Vec<String> {
+    plan.notes.iter().map(ToString::to_string).collect()
 }
