@@ -68,9 +68,13 @@ impl<'v> Shell<'v> {
     }
 
     fn settle(console: &'v Session) -> Result<Self> {
-        // The guest assembles the word, so that the echo of this line does not match.
-        console.send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
-        console.expect("husk-ready\n", PATIENCE)?;
+        // The guest assembles the word, so that the echo of this line does not match. A session shows again what an
+        // earlier one has printed, so each has its own word.
+        let number = COMMANDS.fetch_add(1, Ordering::Relaxed);
+        console.send(&format!(
+            "PS1= PS2=; stty -echo; printf 'husk-%s-{number}\\n' ready\n"
+        ))?;
+        console.expect(&format!("husk-ready-{number}\n"), PATIENCE)?;
         Ok(Self { console })
     }
 
