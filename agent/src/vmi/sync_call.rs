@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use husk_proto::fds::{FdSender, Token};
 use husk_proto::shim::v1::pod_client::PodClient;
-use husk_proto::shim::v1::{SyncVmiRequest, SyncVmiResponse};
+use husk_proto::shim::v1::{RestartRequired, SyncVmiRequest, SyncVmiResponse};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -25,8 +25,8 @@ const MAX_VOLUMES: usize = 32;
 /// Maximum time to open the data of all volumes. It may be on a network file system that does not answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Begin of the error for a changed grace period.
-const GRACE_PERIOD: &str = "spec.terminationGracePeriodSeconds:";
+/// The field of the grace period. Each shutdown says it, so that a change of it waits for no restart.
+const GRACE_PERIOD: &str = "spec.terminationGracePeriodSeconds";
 
 /// A call of SyncVmi.
 #[derive(Debug)]
@@ -134,15 +134,8 @@ impl SyncCall {
             )
         });
         let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
-        // Each shutdown says the grace period, which is changed before it.
-        let restart = answer
-            .restart_required
-            .iter()
-            .filter(|line| !line.starts_with(GRACE_PERIOD));
-        let restart: Vec<&str> = restart.map(String::as_str).collect();
-        let restart = (!restart.is_empty()).then(|| restart.join("\n"));
         Ok(Synced {
-            error: error.or(refused).or(restart),
+            error: error.or(refused).or_else(|| waits_for_restart(&answer)),
             answer,
             waits: false,
             awaited,
@@ -174,6 +167,18 @@ impl SyncCall {
     }
 }
 
+/// The changes that the VM takes at its next start only, a line for each.
+fn waits_for_restart(answer: &SyncVmiResponse) -> Option<String> {
+    let others = answer
+        .restart_required
+        .iter()
+        .filter(|change| change.field != GRACE_PERIOD);
+    let lines: Vec<String> = others
+        .map(|RestartRequired { field, reason }| format!("{field}: {reason}"))
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
 /// Opens at most `limit` volumes; see [`SyncCall::open`].
 fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
     let mut opened = Opened::default();
@@ -196,6 +201,24 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
 mod tests {
     use super::*;
     use crate::vmi::Vmi;
+
+    #[test]
+    fn a_changed_grace_period_waits_for_no_restart() {
+        let told = |fields: &[&str]| {
+            let restart_required = fields.iter().map(|field| RestartRequired {
+                field: (*field).to_owned(),
+                reason: "restart".to_owned(),
+            });
+            waits_for_restart(&SyncVmiResponse {
+                restart_required: restart_required.collect(),
+                ..SyncVmiResponse::default()
+            })
+        };
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[GRACE_PERIOD]), None);
+        let both = told(&[GRACE_PERIOD, "spec.hostname"]);
+        assert_eq!(both.as_deref(), Some("spec.hostname: restart"));
+    }
 
     #[test]
     fn volumes_beyond_the_limit_are_left_and_named() {

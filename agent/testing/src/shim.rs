@@ -355,13 +355,22 @@ impl Pod for Shim {
         });
         let detaching: Vec<VolumeStatus> = detaching.collect();
         // Its VM was started with another host name and grace period.
-        let mut restart_required = Vec::new();
-        if request.partial && vmi["spec"]["hostname"] == "changed" {
-            restart_required.push("spec.hostname: restart the VM".to_owned());
-        }
-        if request.partial && vmi["spec"]["terminationGracePeriodSeconds"] == 7 {
-            restart_required.push("spec.terminationGracePeriodSeconds: restart the VM".to_owned());
-        }
+        let changed = [
+            ("spec.hostname", vmi["spec"]["hostname"] == "changed"),
+            (
+                "spec.terminationGracePeriodSeconds",
+                vmi["spec"]["terminationGracePeriodSeconds"] == 7,
+            ),
+        ];
+        let changed = changed
+            .into_iter()
+            .filter(|(_, is_other)| request.partial && *is_other);
+        let restart_required: Vec<RestartRequired> = changed
+            .map(|(field, _)| RestartRequired {
+                field: field.to_owned(),
+                reason: "restart the VM".to_owned(),
+            })
+            .collect();
         Ok(Response::new(SyncVmiResponse {
             complete: volumes.len() <= attached && detaching.is_empty(),
             volumes: detaching,

@@ -255,7 +255,9 @@ pub fn sync_refuses_changes_that_need_a_restart() {
     };
     let done = sync(&f, &mut vm, partial).unwrap();
     assert_eq!(changes(&done), [(Kind::VolumeAdded, "data")]);
-    assert_eq!(fields(&done.restart_required.join("\n")), both);
+    let restart = done.restart_required.iter();
+    let restart: Vec<_> = restart.map(|change| change.field.as_str()).collect();
+    assert_eq!(restart, both);
     assert!(done.complete);
     kill(&mut vm);
     f.is_clean(&vm.pids());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::sync_vmi_request::RunState;
-use husk_proto::shim::v1::{Change, SyncVmiRequest, SyncVmiResponse};
+use husk_proto::shim::v1::{Change, RestartRequired, SyncVmiRequest, SyncVmiResponse};
 use husk_vmi::{FieldError, LiveUpdate, Loaded, VmPlan, Vmi, load};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
@@ -120,7 +120,12 @@ impl VmiSync {
         given: &volumes::GivenData,
     ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
-        let restart_required = lines(&live.restart_required);
+        let restart_required = live.restart_required.iter().take(LINES);
+        let restart_required = restart_required.map(|error| RestartRequired {
+            field: short(&error.field),
+            reason: short(&error.message),
+        });
+        let restart_required = restart_required.collect();
         // A paused guest releases no device. So it is resumed first and paused last.
         if state == RunState::Running && self.is_paused() {
             self.vm.resume().await?;
@@ -142,7 +147,7 @@ impl VmiSync {
             interfaces: interfaces?,
             paused: self.is_paused(),
             complete: !done.waits && !network.waits,
-            restart_required: restart_required.lines().map(str::to_owned).collect(),
+            restart_required,
         })
     }
 
