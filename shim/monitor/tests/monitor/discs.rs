@@ -12,7 +12,8 @@ use tonic::Code;
 
 use super::embedded;
 use super::fixture::{Fixture, Vm, eventually, exit_of};
-use super::sync::{MIB, changes, image, kill, plan, send, sync, vmi, volume, wants};
+use super::sync::{MIB, changes, image, kill, plan, sync, vmi, volume, wants};
+use super::volume_sources::send;
 
 const SAME: RunState = RunState::Unspecified;
 

@@ -15,6 +15,7 @@ mod snapshots;
 mod standalone;
 mod starts;
 mod sync;
+mod volume_sources;
 mod volumes;
 mod vsock;
 
@@ -113,9 +114,13 @@ fn run() -> ExitCode {
         sync_refuses_changes_that_need_a_restart,
         sync_reports_pending_removals,
         sync_calls_are_serialised,
+        status_watch_includes_disks_and_metrics,
+    ]);
+    trials.extend(trials![
+        false,
+        volume_sources:
         pod_volumes_come_from_the_hotplug_directory,
         volume_is_passed_as_a_descriptor,
-        status_watch_includes_disks_and_metrics,
     ]);
     trials.extend(trials![
         false,
