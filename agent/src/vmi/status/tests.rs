@@ -243,8 +243,8 @@ fn hotpluggable_volume_goes_through_its_phases() {
 fn memory_dumps_fail_once_their_claim_is_attached() {
     for (present, expected) in [
         ("Bound", "Bound"),
-        ("AttachedToNode", "MemoryDumpVolumeFailed"),
-        ("MemoryDumpVolumeFailed", "MemoryDumpVolumeFailed"),
+        ("AttachedToNode", "MemoryDumpFailed"),
+        ("MemoryDumpFailed", "MemoryDumpFailed"),
         ("Detaching", "Detaching"),
     ] {
         let vmi = vmi(|vmi| {

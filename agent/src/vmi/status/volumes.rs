@@ -1,5 +1,5 @@
 //! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets, and the phases Ready,
-//! UnMountedFromPod and MemoryDumpVolumeFailed of hotpluggable volumes.
+//! UnMountedFromPod and MemoryDumpFailed of hotpluggable volumes.
 
 use husk_proto::shim::v1::{Disk, SyncVmiResponse};
 use serde_json::{Value, json};
@@ -81,7 +81,7 @@ fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, report
 /// Fails the memory dump for which virt-controller has attached a claim. virt-controller then removes the volume.
 fn refuse_memory_dump(entry: &mut Value, name: &str) {
     if matches!(entry["phase"].as_str(), Some("AttachedToNode" | "MountedToPod")) {
-        entry["phase"] = json!("MemoryDumpVolumeFailed");
+        entry["phase"] = json!("MemoryDumpFailed");
         entry["reason"] = json!("MemoryDumpNotSupported");
         entry["message"] = json!(format!(
             "Memory dump to pvc {name} failed: Husk does not dump memory"
