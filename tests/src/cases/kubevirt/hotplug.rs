@@ -131,8 +131,22 @@ fn growth(c: &KubeVirt<'_>, device: &str) -> Result<()> {
     })
 }
 
-/// A memory dump fails, and its claim is free again.
+/// A memory dump fails, and its claim is free again. virt-api asks for CDI's configuration first, which CDI lets
+/// everyone read.
 fn memory_dump(c: &KubeVirt<'_>) -> Result<()> {
+    let group = "rbac.authorization.k8s.io";
+    let api = format!("{group}/v1");
+    let metadata = json!({"name": "cdi-config-reader"});
+    let rule = json!({"apiGroups": ["cdi.kubevirt.io"], "resources": ["cdiconfigs"], "verbs": ["get"]});
+    let everyone = json!({"apiGroup": group, "kind": "Group", "name": "system:authenticated"});
+    let role = json!({"apiGroup": group, "kind": "ClusterRole", "name": "cdi-config-reader"});
+    c.apply(&[
+        json!({"apiVersion": api, "kind": "ClusterRole", "metadata": metadata, "rules": [rule]}),
+        json!({
+            "apiVersion": api, "kind": "ClusterRoleBinding", "metadata": metadata,
+            "roleRef": role, "subjects": [everyone],
+        }),
+    ])?;
     c.virtctl(&["memory-dump", "get", VM, "--claim-name=dump"])?
         .ok()?;
     c.until("vm", VM, ".status.memoryDumpRequest.phase", "Failed")?;
@@ -140,7 +154,11 @@ fn memory_dump(c: &KubeVirt<'_>) -> Result<()> {
     ensure!(message.contains("Husk does not dump memory"), "{message:?}");
     c.until(VMI, VM, &status("dump", "name"), "")?;
     c.virtctl(&["memory-dump", "remove", VM])?.ok()?;
-    c.until("vm", VM, ".status.memoryDumpRequest", "")
+    c.until("vm", VM, ".status.memoryDumpRequest", "")?;
+    for kind in ["clusterrole", "clusterrolebinding"] {
+        c.delete(kind, "cdi-config-reader")?;
+    }
+    Ok(())
 }
 
 /// A volume that the owner writes into the VM's template is plugged, and is unplugged when it is gone from there.
