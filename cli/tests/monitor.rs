@@ -317,8 +317,8 @@ fn rm_waits_for_a_vm_that_is_ending() {
         // The socket is no longer served.
         let (code, _, stderr) = told(&output(root.path(), force));
         assert_eq!((code, stderr.as_str()), (0, "demo has ended\n"), "{force:?}");
-        assert!(!root.path().join("default").exists());
         ends.join().unwrap();
+        assert!(!root.path().join("default").exists());
     }
 }
 
