@@ -1,7 +1,6 @@
 //! Access credentials in a plan.
 
-use super::common::{vmi, with};
-use super::given;
+use super::common::{resources, vmi, with};
 use husk_vmi::{AgentCredential, DiskSource, PodResources, VmPlan, plan};
 use serde_json::{Value, json};
 
@@ -28,8 +27,8 @@ fn manifest() -> Value {
     ])
 }
 
-fn resources() -> PodResources {
-    given(&[
+fn with_secrets() -> PodResources {
+    resources(&[
         ("root", "/r.img"),
         ("seed-access-cred", "/secrets/seed"),
         ("agent-access-cred", "/secrets/agent"),
@@ -38,7 +37,7 @@ fn resources() -> PodResources {
 }
 
 fn planned() -> VmPlan {
-    plan(&vmi(&manifest()), &resources()).unwrap()
+    plan(&vmi(&manifest()), &with_secrets()).unwrap()
 }
 
 #[test]
@@ -72,7 +71,7 @@ fn each_method_has_its_secrets() {
 
 #[test]
 fn a_secret_without_data_names_the_way_out() {
-    let mut resources = resources();
+    let mut resources = with_secrets();
     resources.volumes.remove("agent-access-cred");
     let errors = plan(&vmi(&manifest()), &resources).unwrap_err();
     let text = errors[0].to_string();

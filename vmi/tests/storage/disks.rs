@@ -67,7 +67,7 @@ fn luns_are_the_letters_of_kubevirts_names_in_the_manifests_order() {
             ]),
         ),
     ]);
-    let plan = husk_vmi::plan(&super::vmi(&manifest), &super::given(&[])).unwrap();
+    let plan = husk_vmi::plan(&super::vmi(&manifest), &super::resources(&[])).unwrap();
     let found: Vec<_> = plan
         .disks
         .iter()
@@ -234,7 +234,7 @@ fn threads(policy: Option<&str>, own: &[&str], vcpus: u32) -> Vec<Option<u32>> {
         ("domain/cpu/cores", json!(vcpus)),
         ("domain/ioThreadsPolicy", json!(policy)),
     ]);
-    let plan = husk_vmi::plan(&super::vmi(&manifest), &super::given(&[])).unwrap();
+    let plan = husk_vmi::plan(&super::vmi(&manifest), &super::resources(&[])).unwrap();
     plan.disks.iter().map(|disk| disk.io_thread).collect()
 }
 

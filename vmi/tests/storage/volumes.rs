@@ -1,7 +1,7 @@
 //! Sources of volumes.
 
 use super::common::{vmi, with};
-use super::{given, planned};
+use super::{planned, resources};
 use husk_vmi::{DiskSource, FormatPolicy, PodResources, SeedData, SeedLayout, VmPlan, plan};
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ fn sources_without_data_name_the_way_out() {
             format!("{field}: Required value: {field} needs data: pass {what} with --volume data=PATH");
         assert_eq!(errors[0].to_string(), line);
     }
-    let mut resources = given(&[("root", "/r.img")]);
+    let mut resources = resources(&[("root", "/r.img")]);
     resources.volumes.insert("typo".to_owned(), "/x".into());
     let errors = plan(&vmi(&with(&[])), &resources).unwrap_err();
     assert_eq!(
@@ -125,7 +125,7 @@ fn seed(
         ),
     ];
     all.extend_from_slice(more);
-    let resources = data_dir.map_or_else(PodResources::default, |dir| given(&[("root", dir)]));
+    let resources = data_dir.map_or_else(PodResources::default, |dir| resources(&[("root", dir)]));
     match plan(&vmi(&with(&all)), &resources) {
         Ok(mut plan) => {
             let disk = plan.disks.remove(0);
@@ -405,7 +405,7 @@ fn a_container_disk_keeps_its_path_inside_the_image() {
         "volumes/0",
         json!({"name": "root", "containerDisk": {"image": "i", "path": "/disk/a.qcow2"}}),
     )]);
-    let plan = plan(&vmi(&manifest), &given(&[("root", "/r.img")])).unwrap();
+    let plan = plan(&vmi(&manifest), &resources(&[("root", "/r.img")])).unwrap();
     let source = DiskSource::ContainerDisk {
         path: "/r.img".into(),
         image_path: Some("disk/a.qcow2".into()),
