@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
+use husk_proto::shim::v1::guest_client::GuestClient;
+use husk_proto::shim::v1::pod_client::PodClient;
 use husk_proto::shim::v1::{
     GuestAgentCommand, GuestAgentInfo, GuestDisk, GuestFileSystem, GuestInfoResponse, GuestOs, GuestTimeZone,
     GuestUser, Phase,
@@ -19,7 +21,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use super::*;
 use crate::testing::api_server::ApiServer;
 use crate::testing::authority::{Authority, Identity};
-use crate::vmi::{PodsDir, RuntimeDir, VmiController};
+use crate::vmi::{PodsDir, RuntimeDir, Vmi, VmiController};
 use husk_agent_testing::shim::Shim;
 
 const VMI: &str = "/v1/namespaces/default/virtualmachineinstances/vm";
@@ -29,6 +31,7 @@ struct Agent {
     address: std::net::SocketAddr,
     api: ApiServer,
     shim: Shim,
+    finder: VmiFinder,
     authority: Authority,
     settings: watch::Sender<Option<Arc<TlsSettings>>>,
     _dir: tempfile::TempDir,
@@ -58,7 +61,7 @@ impl Agent {
         tokio::spawn(serve(
             listener,
             tls,
-            finder,
+            finder.clone(),
             events,
             VsockCertificateDir(dir.path().into()),
             stopped,
@@ -70,6 +73,7 @@ impl Agent {
             address,
             api,
             shim,
+            finder,
             authority,
             settings,
             _dir: dir,
@@ -362,4 +366,27 @@ async fn file_systems_are_frozen_and_the_status_says_so() {
     }
     let calls = agent.shim.calls();
     assert!(calls.contains(&"freeze Some(60)".to_owned()), "{calls:?}");
+}
+
+#[tokio::test]
+async fn streams_of_one_vmi_leave_those_of_others() {
+    let agent = Agent::start().await;
+    let shim = tonic::transport::Endpoint::from_static("http://shim").connect_lazy();
+    let vm = |name: &str| RunningVm {
+        vmi: Arc::new(Vmi(
+            serde_json::from_value(crate::vmi::testing::scheduled(name)).unwrap()
+        )),
+        client: PodClient::new(shim.clone()),
+        guest: GuestClient::new(shim.clone()),
+    };
+    let events = EventSender::new(agent.api.client(), crate::vmi::testing::NODE.to_owned());
+    let context = Context::new(agent.finder, events, VsockCertificateDir("/nonexistent".into()));
+    let mut streams: Vec<_> = (0..MAX_STREAMS)
+        .map(|_| context.stream(&vm("first")).unwrap())
+        .collect();
+    let refused = context.stream(&vm("first")).unwrap_err();
+    assert_eq!(refused.0, StatusCode::TOO_MANY_REQUESTS);
+    context.stream(&vm("second")).unwrap();
+    streams.pop();
+    context.stream(&vm("first")).unwrap();
 }
