@@ -12,7 +12,7 @@ mod planted;
 
 use crate::checkout;
 use crate::progress::Progress;
-use crate::test::{Round, commit, record};
+use crate::test::{Round, commit, record, time_spent};
 use anyhow::{Context, Result, bail};
 use libfuzzer::{Finding, Outcome};
 use std::num::NonZero;
@@ -91,6 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         || thread::available_parallelism().map_or(1, NonZero::get),
         NonZero::get,
     );
+    let targets = least_fuzzed_first(targets)?;
     let findings = fuzz(&folder, &targets, args.seconds, jobs, seed)?;
     println!(
         "{} of {} targets ran without a finding",
@@ -133,6 +134,16 @@ fn targets(filter: Option<&str>) -> Result<Vec<String>> {
         bail!("no target of that name: see cargo xtask fuzz --list");
     }
     Ok(targets)
+}
+
+/// `targets` in the order of the time that they have had in all rounds so far.
+fn least_fuzzed_first(targets: Vec<String>) -> Result<Vec<String>> {
+    let mut timed: Vec<_> = targets
+        .into_iter()
+        .map(|target| Ok((time_spent(&format!("fuzz-{target}"))?, target)))
+        .collect::<Result<_>>()?;
+    timed.sort();
+    Ok(timed.into_iter().map(|(_, target)| target).collect())
 }
 
 /// Runs `targets`, `jobs` at a time, and records a round of each.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Result of one round, a line of `target/rounds/CASE.jsonl`.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,6 +35,18 @@ pub fn record(case: &str, round: &Round) -> Result<()> {
     append(&folder()?.join(format!("{case}.jsonl")), round)
 }
 
+/// Time that all rounds of `case` took.
+pub fn time_spent(case: &str) -> Result<Duration> {
+    time_spent_in(&folder()?, case)
+}
+
+fn time_spent_in(folder: &Path, case: &str) -> Result<Duration> {
+    let path = folder.join(format!("{case}.jsonl"));
+    let rounds = if path.exists() { read(&path)? } else { Vec::new() };
+    let seconds = rounds.iter().map(|round| round.seconds).sum();
+    Ok(Duration::try_from_secs_f64(seconds)?)
+}
+
 /// One line for each case that has recorded rounds: the number that passed and failed, the total of kills
 /// and of inputs, and hours.
 pub fn totals() -> Result<String> {
@@ -55,6 +68,14 @@ fn append(path: &Path, round: &Round) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
+fn read(path: &Path) -> Result<Vec<Round>> {
+    let text = std::fs::read_to_string(path)?;
+    let rounds = text.lines().map(serde_json::from_str);
+    rounds
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{} is damaged", path.display()))
+}
+
 fn totals_of(folder: &Path) -> Result<String> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)?
         .flatten()
@@ -66,11 +87,7 @@ fn totals_of(folder: &Path) -> Result<String> {
         .iter()
         .filter(|file| file.extension().is_some_and(|end| end == "jsonl"))
     {
-        let rounds: Vec<Round> = std::fs::read_to_string(file)?
-            .lines()
-            .map(serde_json::from_str)
-            .collect::<Result<_, _>>()
-            .with_context(|| format!("{} is damaged", file.display()))?;
+        let rounds = read(file)?;
         let count = |outcome: &str| rounds.iter().filter(|round| round.outcome == outcome).count();
         let seconds: f64 = rounds.iter().map(|round| round.seconds).sum();
         let kills = match rounds.iter().filter_map(|round| round.kills).sum::<u32>() {
@@ -137,6 +154,9 @@ mod tests {
             totals_of(folder.path()).expect("read"),
             "soak-raw: 3 rounds, 2 passed, 1 failed, 1.5 h\n"
         );
+        let spent = |case| time_spent_in(folder.path(), case).expect("read");
+        assert_eq!(spent("soak-raw"), Duration::from_secs(5400));
+        assert_eq!(spent("never"), Duration::ZERO);
         let kills = Round {
             outcome: "passed".to_owned(),
             kills: Some(40),
