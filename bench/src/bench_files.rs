@@ -21,6 +21,8 @@ pub struct Sources {
     pub kernel: PathBuf,
     /// Initrd of all guests.
     pub initrd: PathBuf,
+    /// Files that only this benchmark needs.
+    pub others: Vec<PathBuf>,
     /// Other VMMs.
     pub peers: Peers,
 }
@@ -63,6 +65,7 @@ impl Sources {
             programs: programs.iter().map(|program| (*program).to_owned()).collect(),
             kernel: image.join(kernel),
             initrd: image.join("initrd"),
+            others: Vec::new(),
             peers: Peers::default(),
         })
     }
@@ -73,7 +76,8 @@ impl Sources {
         let programs = HUSK_PROGRAMS.into_iter().chain(other);
         let programs = programs.map(move |program| self.release.join(program));
         let guest = [self.kernel.clone(), self.initrd.clone()];
-        programs.chain(guest).chain(self.peers.programs())
+        let others = self.others.iter().cloned();
+        programs.chain(guest).chain(others).chain(self.peers.programs())
     }
 
     /// The same files in a folder that has all of them.
@@ -83,6 +87,7 @@ impl Sources {
             programs: self.programs.clone(),
             kernel: moved(&self.kernel, folder),
             initrd: moved(&self.initrd, folder),
+            others: self.others.iter().map(|file| moved(file, folder)).collect(),
             peers: self.peers.map(|program| moved(program, folder)),
         }
     }
@@ -91,6 +96,12 @@ impl Sources {
 /// Path of a file of the same name in another folder.
 pub fn moved(file: &Path, folder: &Path) -> PathBuf {
     folder.join(file.file_name().unwrap_or_default())
+}
+
+fn runtime() -> Result<TempDir> {
+    Ok(tempfile::Builder::new()
+        .prefix("husk-bench.")
+        .tempdir_in("/run")?)
 }
 
 impl BenchFiles {
@@ -108,13 +119,23 @@ impl BenchFiles {
         } = sources.within(folder);
         Ok(Self {
             folder: folder.to_owned(),
-            runtime: tempfile::Builder::new()
-                .prefix("husk-bench.")
-                .tempdir_in("/run")?,
+            runtime: runtime()?,
             husk: folder.join("husk"),
             kernel,
             initrd,
             peers,
+        })
+    }
+
+    /// The same files with another kernel of the folder.
+    pub fn with_kernel(&self, name: &str) -> Result<Self> {
+        Ok(Self {
+            folder: self.folder.clone(),
+            runtime: runtime()?,
+            husk: self.husk.clone(),
+            kernel: self.folder.join(name),
+            initrd: self.initrd.clone(),
+            peers: self.peers.clone(),
         })
     }
 

@@ -20,7 +20,7 @@ pub struct Measurement {
     pub case: String,
     /// The metric: `to_userspace_ms`, …
     pub metric: String,
-    /// The unit: `s`, `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
+    /// The unit: `s`, `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`, `ratio`.
     pub unit: String,
     /// The value.
     pub value: f64,

@@ -13,8 +13,8 @@ const LZ4_BLOCK: usize = 8 << 20;
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
 
-/// Unpacks a bzImage's kernel.
-pub fn unpack(image: &[u8]) -> Result<Vec<u8>> {
+/// The packed kernel in a bzImage, and its size when it is unpacked.
+fn packed(image: &[u8]) -> Result<(&[u8], usize)> {
     let number = |at: usize| -> Result<usize> {
         let bytes = image.get(at..at + 4).context("the kernel is no bzImage")?;
         Ok(u32::from_le_bytes(bytes.try_into()?) as usize)
@@ -30,7 +30,19 @@ pub fn unpack(image: &[u8]) -> Result<Vec<u8>> {
     let (packed, size) = payload
         .split_last_chunk::<4>()
         .context("the bzImage has no kernel")?;
-    let size = u32::from_le_bytes(*size) as usize;
+    Ok((packed, u32::from_le_bytes(*size) as usize))
+}
+
+/// The packed kernel in a bzImage, which `xz` can unpack.
+pub fn xz(image: &[u8]) -> Result<&[u8]> {
+    let (packed, _) = packed(image)?;
+    ensure!(packed.starts_with(XZ), "the kernel is not packed by xz");
+    Ok(packed)
+}
+
+/// Unpacks a bzImage's kernel.
+pub fn unpack(image: &[u8]) -> Result<Vec<u8>> {
+    let (packed, size) = packed(image)?;
     let mut kernel = Vec::with_capacity(size);
     if let Some(blocks) = packed.strip_prefix(LZ4) {
         lz4(blocks, &mut kernel)?;

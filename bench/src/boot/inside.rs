@@ -3,6 +3,7 @@
 use super::case::{DISK_MIB, KERNEL_MIB, Source};
 use super::exits::Exits;
 use super::profile::Profile;
+use super::unpacking;
 use crate::bench_files::{self, BenchFiles, Sources};
 use crate::cases::BenchCase;
 use crate::counted::{CountedJob, plans};
@@ -19,6 +20,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,6 +35,8 @@ pub struct Plan {
     pub rounds: u32,
     /// Also time its first line in each round.
     pub first_line: bool,
+    /// Also time in each round what unpacking adds to a boot of Husk.
+    pub unpacking: bool,
     /// Rounds of profiled boots.
     pub observed: u32,
     /// Rounds of boots of the disk.
@@ -50,6 +54,7 @@ impl Plan {
             cases: vec![case],
             rounds: 1,
             first_line: false,
+            unpacking: self.unpacking && case == Vmm::Husk,
             observed: 0,
             disk_rounds: 0,
             thorough: false,
@@ -57,7 +62,7 @@ impl Plan {
         CountedJob {
             bench: "boot",
             files: self.sources.files().collect(),
-            system: Ok,
+            system: CountedMachine::with_xz,
             rounds: self.rounds,
             plans: plans(&self.cases, &[()], one),
         }
@@ -70,9 +75,9 @@ const LOGIN: &str = "login: ";
 
 /// The kernel's command line, to which `husk.do=` and what ends the guest are added. It is complete, as the others are:
 /// none needs an argument that a VMM adds.
-const TIMED: &str = "console=ttyS0 quiet";
+pub(super) const TIMED: &str = "console=ttyS0 quiet";
 
-const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
+pub(super) const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
 const DISK_PATIENCE: Duration = Duration::from_secs(240);
 /// Time after which a guest's user space is idle.
 const REST: Duration = Duration::from_secs(1);
@@ -103,6 +108,9 @@ pub fn run(plan: &Plan) -> Result<()> {
         attempts.run(case.name(), &what, || bench.timed(case, Some(round)))?;
         if plan.first_line {
             attempts.run(case.name(), &what, || bench.first_line(case, round))?;
+        }
+        if plan.unpacking && case == Vmm::Husk {
+            attempts.run(case.name(), &what, || unpacking::measure(&bench.files, round))?;
         }
     }
     for Turn { case, round, what } in turns(cases, plan.observed) {
@@ -237,7 +245,7 @@ fn stamp(log: &str) -> Option<f64> {
 }
 
 /// Milliseconds from the start until the guest prints `words`.
-fn since_start(started: &mut Started, words: &str) -> Result<f64> {
+pub(super) fn since_start(started: &mut Started, words: &str) -> Result<f64> {
     Ok(milliseconds(started.until(words)? - started.began))
 }
 

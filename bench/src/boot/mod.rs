@@ -5,6 +5,7 @@ mod exits;
 mod inside;
 mod profile;
 mod report;
+mod unpacking;
 
 use super::bench_files::Sources;
 use super::cases::BenchCase;
@@ -18,7 +19,9 @@ use super::vmm::Vmm;
 use anyhow::{Context, Result, ensure};
 use inside::Plan;
 use profile::Profile;
+use std::path::PathBuf;
 use std::time::Duration;
+use unpacking::{ELF, PACKED};
 use xtask::progress::Progress;
 use xtask::{checkout, images};
 
@@ -43,6 +46,9 @@ pub struct Args {
     /// Also measure the least program that boots the kernel: no VMM can take less
     #[arg(long, requires = "elf")]
     floor: bool,
+    /// Also boot the kernel unpacked, and unpack it by `xz`: Husk may take at most 1.3 times as long
+    #[arg(long, conflicts_with = "elf")]
+    unpacking: bool,
     /// Count instructions in place of time, in a machine for each boot: the load of this machine has no influence
     #[arg(long, conflicts_with = "disk_rounds")]
     icount: bool,
@@ -83,6 +89,13 @@ const OBSERVED: u32 = 3;
 /// Maximum time of a round, on any machine.
 const ROUND_LIMIT: Duration = Duration::from_secs(900);
 
+/// Writes a file for the guests.
+fn keep(name: &str, content: &[u8]) -> Result<PathBuf> {
+    let file = checkout::folder(checkout::target().join("bench"))?.join(name);
+    std::fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
 /// Runs `cargo xtask bench boot`.
 pub fn run(args: Args) -> Result<()> {
     if let Some(plan) = &args.inside {
@@ -93,11 +106,15 @@ pub fn run(args: Args) -> Result<()> {
     measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
     let mut sources = Sources::new(kernel, "vmlinuz", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
     sources.peers = args.peers.staged()?;
+    let image = std::fs::read(&sources.kernel)?;
     if args.elf {
-        let unpacked = vmlinux::unpack(&std::fs::read(&sources.kernel)?)?;
-        let file = checkout::folder(checkout::target().join("bench"))?.join("vmlinux");
-        std::fs::write(&file, unpacked).with_context(|| format!("cannot write {}", file.display()))?;
-        sources.kernel = file;
+        sources.kernel = keep(ELF, &vmlinux::unpack(&image)?)?;
+    }
+    if args.unpacking {
+        sources.others = vec![
+            keep(ELF, &vmlinux::unpack(&image)?)?,
+            keep(PACKED, vmlinux::xz(&image)?)?,
+        ];
     }
     let rounds = args.rounds.unwrap_or(if args.icount { 3 } else { 10 });
     let mut cases = Vmm::ALL.to_vec();
@@ -117,6 +134,7 @@ pub fn run(args: Args) -> Result<()> {
         cases,
         rounds: if args.quick { 1 } else { rounds },
         first_line: true,
+        unpacking: args.unpacking,
         observed: if args.quick { 1 } else { OBSERVED.min(rounds) },
         disk_rounds: if args.quick { 1 } else { args.disk_rounds },
         thorough: !args.quick,
@@ -147,7 +165,12 @@ pub fn run(args: Args) -> Result<()> {
     };
     println!("{text}");
     let is_partial = args.quick || !args.only.is_empty();
-    let words = [("elf", args.elf), ("icount", args.icount), ("quick", is_partial)];
+    let words = [
+        ("elf", args.elf),
+        ("unpacking", args.unpacking),
+        ("icount", args.icount),
+        ("quick", is_partial),
+    ];
     let name = record::name("boot", &words);
     record.publish(&name, &report::setting(&record), Better::Less, &plot)?;
     measured

@@ -21,6 +21,8 @@ const KERNEL: &[Line] = &[
         "start → user space, ms",
         "kernel and initrd: start → user space, ms",
     ),
+    ("elf_to_userspace_ms", "  with the kernel unpacked before", ""),
+    ("xz_ms", "  xz -dc of the kernel, ms", ""),
     ("guest_clock_ms", "  of them by the guest's own clock", ""),
     ("before_clock_ms", "  before that clock starts", ""),
     ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms", ""),
@@ -68,6 +70,7 @@ const LIMITS: &[Limit] = &[
     Limit::of_husk("to_userspace_ms", "start → user space", 0.84).times("qemu-q35"),
     Limit::of_husk("to_userspace_ms", "start → user space", 0.95).times("qemu-microvm"),
     Limit::of_husk("to_userspace_ms", "start → user space", 1.1).times(FLOOR),
+    Limit::of_husk("unpacking_by_xz", "unpacking the kernel ÷ xz -dc", 1.3),
     Limit::of_husk("pre_kernel_ms", "start → kernel's first line", 1.1).times(FLOOR),
     Limit::of_husk("kvm_exits", "KVM exits before user space", 3000.0),
     Limit::of_husk("vmm_rss_kib", "VMM beside guest memory, KiB", 4096.0),
@@ -80,6 +83,7 @@ const COUNTED_LIMITS: &[Limit] = &[
     Limit::of_husk("to_userspace_ms", "start → user space", 1.1).times(FLOOR),
     Limit::of_husk("before_clock_ms", "before the guest's clock starts, ms", 400.0),
     Limit::of_husk("before_clock_ms", "before the guest's clock starts", 1.1).times(FLOOR),
+    Limit::of_husk("unpacking_by_xz", "unpacking the kernel ÷ xz -dc", 1.3),
     Limit::of_husk("end_ms", "power-off → end, ms", 50.0),
 ];
 

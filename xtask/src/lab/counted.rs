@@ -64,6 +64,7 @@ const QEMU: [&str; 5] = [
     "usr/share/qemu/pvh.bin",
 ];
 
+const XZ: &str = "usr/bin/xz";
 const BUSYBOX: &str = "usr/bin/busybox";
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 /// Folder where the loader finds libraries.
@@ -129,7 +130,7 @@ impl CountedMachine {
         let file = only_entry(&self.image.root().join("lib/modules"))?
             .join("kernel")
             .join(format!("{module}.ko.xz"));
-        let unpacked = self.image.command("usr/bin/xz").arg("-dc").arg(&file).output()?;
+        let unpacked = self.image.command(XZ).arg("-dc").arg(&file).output()?;
         ensure!(unpacked.status.success(), "cannot unpack {}", file.display());
         self.contents
             .insert(format!("modules/{:02}.ko", self.modules), unpacked.stdout);
@@ -149,6 +150,16 @@ impl CountedMachine {
         NETWORK
             .into_iter()
             .try_for_each(|module| self.add_module(module))?;
+        Ok(self)
+    }
+
+    /// Adds `xz`.
+    ///
+    /// # Errors
+    /// As [`CountedMachine::new`].
+    pub fn with_xz(mut self) -> Result<Self> {
+        let file = self.image.root().join(XZ);
+        self.add(XZ, &file)?;
         Ok(self)
     }
 

@@ -1,0 +1,49 @@
+//! The time that unpacking the kernel adds to a boot, and the time that `xz` takes for it.
+
+use super::case::Source;
+use super::inside::{KERNEL_PATIENCE, TIMED, since_start};
+use crate::bench_files::BenchFiles;
+use crate::guest::USERSPACE;
+use crate::message;
+use crate::started::{Started, milliseconds};
+use crate::vmm::Vmm;
+use anyhow::{Context, Result, ensure};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Name of the unpacked kernel in the benchmark's folder.
+pub const ELF: &str = "vmlinux";
+/// Name of the kernel as `xz` packed it.
+pub const PACKED: &str = "vmlinux.xz";
+
+/// Boots the kernel as it is and unpacked, and unpacks it by `xz`.
+pub fn measure(files: &BenchFiles, run: u32) -> Result<()> {
+    let packed = to_userspace(files)?;
+    let unpacked = to_userspace(&files.with_kernel(ELF)?)?;
+    let began = Instant::now();
+    let status = Command::new("xz")
+        .arg("-dc")
+        .arg(files.folder.join(PACKED))
+        .stdout(Stdio::null())
+        .status()
+        .context("cannot start xz")?;
+    let xz = milliseconds(began.elapsed());
+    ensure!(status.success(), "xz: {status}");
+    let values = [
+        ("elf_to_userspace_ms", "ms", unpacked),
+        ("xz_ms", "ms", xz),
+        ("unpacking_by_xz", "ratio", (packed - unpacked) / xz),
+    ];
+    message::values("boot", "husk", run, values);
+    Ok(())
+}
+
+/// Milliseconds from the start of Husk to its guest's user space.
+fn to_userspace(files: &BenchFiles) -> Result<f64> {
+    let append = format!("{TIMED} husk.do={}", Vmm::Husk.off());
+    let vmm = Vmm::Husk.with_source(files, Source::Kernel(&append))?;
+    let mut started = Started::start(vmm, KERNEL_PATIENCE)?;
+    let time = since_start(&mut started, USERSPACE)?;
+    started.ended()?;
+    Ok(time)
+}
