@@ -11,7 +11,7 @@ const CAP_NET_ADMIN: u32 = 12;
 const NO_CAPABILITY: &str = "0000000000000000";
 
 /// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] checks, with an empty root,
-/// and without open files other than inherited and unnamed ones.
+/// and without open files other than inherited and unnamed ones and its own page map.
 pub fn none(pid: i32) -> Result<()> {
     confined(pid)?;
     let root = fs::read_dir(format!("/proc/{pid}/root"))?.flatten().count();
@@ -32,6 +32,7 @@ pub fn none(pid: i32) -> Result<()> {
         ensure!(
             nameless.iter().any(|kind| target.starts_with(kind))
                 || handed.contains(&target.as_str())
+                || target == format!("/proc/{pid}/pagemap")
                 || target.ends_with(" (deleted)")
                 || target.contains("/rootfs/boot/"),
             "{} is {target}",
