@@ -16,6 +16,7 @@ const SHOWN: CpuidBit = CpuidBit(0x7, 0, Register::Edx, 29);
 const NAMES: &[(u32, &str)] = &[
     (0, "RDCL_NO"),
     (1, "IBRS_ALL"),
+    (2, "RSBA"),
     (4, "SSB_NO"),
     (5, "MDS_NO"),
     (6, "IF_PSCHANGE_MC_NO"),
@@ -26,6 +27,7 @@ const NAMES: &[(u32, &str)] = &[
     (15, "PSDP_NO"),
     (17, "FB_CLEAR"),
     (18, "FB_CLEAR_CTRL"),
+    (19, "RRSBA"),
     (20, "BHI_NO"),
     (24, "PBRSB_NO"),
     (26, "GDS_NO"),
@@ -34,9 +36,10 @@ const NAMES: &[(u32, &str)] = &[
     (62, "ITS_NO"),
 ];
 
-/// Bits that a guest does not miss: RSBA and RRSBA announce a weakness, and SKIP_L1DFL_VMENTRY is for hypervisors,
-/// which need VMX.
-const NOT_MISSED: u64 = 1 << 2 | 1 << 3 | 1 << 19;
+/// Bits that announce a weakness, RSBA and RRSBA: a guest misses them where they are new.
+const WEAKNESSES: u64 = 1 << 2 | 1 << 19;
+/// SKIP_L1DFL_VMENTRY is for hypervisors, which need VMX.
+const FOR_HYPERVISORS: u64 = 1 << 3;
 
 fn name(bit: u32) -> String {
     let found = NAMES.iter().find(|(named, _)| *named == bit);
@@ -49,13 +52,14 @@ fn name(bit: u32) -> String {
 /// Checks the value `saved` of the MSR, which a guest with the CPUID `cpuid` has seen, against that of this host's KVM.
 ///
 /// # Errors
-/// Names all bits that the host lacks.
+/// Names all bits that the host lacks, and the weaknesses that the guest does not know of.
 pub fn check_arch_capabilities(
     cpuid: &[kvm_cpuid_entry2],
     saved: u64,
     offered: u64,
 ) -> Result<(), CpuMismatch> {
-    let lacking = saved & !offered & !NOT_MISSED;
+    let lacking = saved & !offered & !WEAKNESSES | offered & !saved & WEAKNESSES;
+    let lacking = lacking & !FOR_HYPERVISORS;
     if lacking == 0 || !SHOWN.is_set(cpuid) {
         return Ok(());
     }
@@ -86,11 +90,15 @@ mod tests {
         assert_eq!(check(0x61, 0x40), missing(&["RDCL_NO", "MDS_NO"]));
         let unknown = "IA32_ARCH_CAPABILITIES bit 63";
         assert_eq!(check(1 << 62 | 1 << 63, 0), missing(&["ITS_NO", unknown]));
+        assert_eq!(check(0, WEAKNESSES), missing(&["RSBA", "RRSBA"]));
     }
 
     #[test]
     fn a_guest_that_cannot_miss_a_bit_goes_on() {
-        assert_eq!(check_arch_capabilities(&shown(), NOT_MISSED, 0), Ok(()));
+        assert_eq!(
+            check_arch_capabilities(&shown(), WEAKNESSES | FOR_HYPERVISORS, 0),
+            Ok(())
+        );
         assert_eq!(check_arch_capabilities(&[], u64::MAX, 0), Ok(()));
     }
 }
