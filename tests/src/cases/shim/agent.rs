@@ -116,11 +116,13 @@ fn admission(c: &Cluster<'_>) -> Result<()> {
         ),
         (
             json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                {"matchExpressions": [zone]}, {"matchFields": [name]},
+                {"matchExpressions": [zone]}, {"matchFields": [name]}, {"matchExpressions": [not_husk]}, {},
             ]}}}),
             json!([
                 {"matchExpressions": [zone, not_husk]},
                 {"matchExpressions": [not_husk], "matchFields": [name]},
+                {"matchExpressions": [not_husk]},
+                {},
             ]),
         ),
     ] {
