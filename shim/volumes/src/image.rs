@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
-use rustix::fs::{FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
+use rustix::fs::{
+    AtFlags, FileType, OFlags, SeekFrom, StatxFlags, fcntl_getfl, fcntl_setfl, fstat, seek, statx,
+};
 use rustix::io::Errno;
 use tracing::warn;
 
@@ -199,6 +201,19 @@ fn set_lock(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
     Ok(())
 }
 
+/// Alignment that is safe for direct I/O where the kernel tells none.
+const PAGE: u64 = 4096;
+
+/// True if direct I/O can reach the last byte. It always can on a block device, whose status has no size.
+fn direct_io_reaches_the_end(fd: &OwnedFd) -> bool {
+    let size = fstat(fd).map_or(0, |stat| stat.st_size.unsigned_abs());
+    let unit = match statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if stat.stx_dio_offset_align != 0 => stat.stx_dio_offset_align.into(),
+        _ => PAGE,
+    };
+    size.is_multiple_of(unit)
+}
+
 /// Sets the cache mode of the descriptor, and returns the mode that it has.
 fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, VolumeFault> {
     let direct = |on| -> io::Result<()> {
@@ -206,11 +221,16 @@ fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Volume
         flags.set(OFlags::DIRECT, on);
         Ok(fcntl_setfl(fd, flags)?)
     };
-    let wanted = matches!(mode, CacheMode::Auto | CacheMode::None);
+    let wanted = match mode {
+        CacheMode::Auto => direct_io_reaches_the_end(fd),
+        CacheMode::None => true,
+        CacheMode::WriteThrough | CacheMode::WriteBack => false,
+    };
     match (direct(wanted), mode) {
-        (Ok(()), CacheMode::Auto | CacheMode::None) => Ok(Cache::None),
+        (Ok(()), CacheMode::None) => Ok(Cache::None),
+        (Ok(()), CacheMode::Auto) if wanted => Ok(Cache::None),
         (Err(_), CacheMode::None) => Err(VolumeFault::NoDirectIo(path.to_owned())),
-        (Err(_), CacheMode::Auto) => direct(false)
+        (_, CacheMode::Auto) => direct(false)
             .map(|()| Cache::Writethrough)
             .map_err(VolumeFault::io(path)),
         (done, CacheMode::WriteThrough) => done.map(|()| Cache::Writethrough).map_err(VolumeFault::io(path)),
@@ -284,5 +304,21 @@ mod tests {
             Cache::Writethrough
         );
         assert!(!fcntl_getfl(&fd).unwrap().contains(OFlags::DIRECT));
+    }
+
+    #[test]
+    fn an_image_whose_end_direct_io_does_not_reach_does_without() {
+        // tmpfs does direct I/O of whole pages only, and none before Linux 6.6.
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let fd = OwnedFd::from(file.reopen().unwrap());
+        if fcntl_setfl(&fd, OFlags::DIRECT).is_err() {
+            return;
+        }
+        for (size, cache) in [(2 * PAGE, Cache::None), (PAGE + 512, Cache::Writethrough)] {
+            file.as_file().set_len(size).unwrap();
+            assert_eq!(set_cache(&fd, file.path(), CacheMode::Auto).unwrap(), cache);
+            let flags = fcntl_getfl(&fd).unwrap();
+            assert_eq!(flags.contains(OFlags::DIRECT), cache == Cache::None);
+        }
     }
 }
