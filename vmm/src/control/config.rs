@@ -1,6 +1,7 @@
 //! Converts a request's `VmConfig` to a machine's configuration: claims descriptors and checks every field.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 
 use husk_disk::DiskReader;
@@ -82,9 +83,17 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         if let Some(saved) = saved {
             // How many there are depends on the file system of the image too, but the guest uses these.
             queues = saved.clamp(1, queues);
-            image = image
-                .for_engines(queues)
-                .map_err(|e| disks::refused(&field, &disk.id, &e))?;
+            if disk.may_buffer {
+                image = image
+                    .for_engines(queues)
+                    .map_err(|e| disks::refused(&field, &disk.id, &e))?;
+            } else if queues > 1 && image.needs_one_engine() {
+                let error = format!(
+                    "direct I/O of its image has no blocks of {} bytes, which it needs for its {queues} queues",
+                    image.geometry().logical_block
+                );
+                return Err(disks::refused(&field, &disk.id, &io::Error::other(error)));
+            }
         }
         blk.push(BlkDisk {
             id: disk.id.clone(),

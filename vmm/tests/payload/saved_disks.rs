@@ -12,7 +12,7 @@ use super::rig::Rig;
 use super::saved_vm::{Saved, letters};
 
 /// A process with a VM of two vCPUs that has a disk of two queues, where its file allows as many.
-async fn created(image: &File, cache: Cache, saved: Option<&Saved>) -> Result<Rig, Status> {
+async fn created(image: (&File, Cache), may_buffer: bool, saved: Option<&Saved>) -> Result<Rig, Status> {
     let mut rig = Rig::start().await;
     let mut config = rig.config(&letters()).await;
     config.cpu = Some(pb::Cpu {
@@ -22,9 +22,10 @@ async fn created(image: &File, cache: Cache, saved: Option<&Saved>) -> Result<Ri
     });
     config.disks = vec![pb::Disk {
         id: "data".into(),
-        file: Some(rig.send(image).await),
-        cache: cache.into(),
+        file: Some(rig.send(image.0).await),
+        cache: image.1.into(),
         queues: 2,
+        may_buffer,
         ..Default::default()
     }];
     let saved = match saved {
@@ -48,11 +49,20 @@ async fn a_disk_keeps_its_queues_whatever_alignment_its_image_needs() {
     buffered.set_len(1 << 20).unwrap();
     let (direct, buffered) = ((&direct, Cache::None), (&buffered, Cache::Writeback));
     for (before, after) in [(direct, buffered), (buffered, direct)] {
-        let mut rig = created(before.0, before.1, None).await.unwrap();
+        let mut rig = created(before, true, None).await.unwrap();
         rig.client.boot(pb::BootRequest { paused: true }).await.unwrap();
         let saved = Saved::empty();
         saved.save(&mut rig).await.unwrap();
-        let mut other = created(after.0, after.1, Some(&saved)).await.unwrap();
+        // Others use the image: it is not taken into the host's page cache.
+        let outside = created(after, false, Some(&saved)).await;
+        match after.1 {
+            Cache::None => {
+                let refused = outside.unwrap_err();
+                assert!(refused.message().contains("its 2 queues"), "{refused}");
+            }
+            _ => drop(outside.unwrap()),
+        }
+        let mut other = created(after, true, Some(&saved)).await.unwrap();
         other.boot().await.unwrap();
         other.read_console(40).await;
     }

@@ -12,7 +12,9 @@ use husk_proto::vmm::v1::{
     BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, Port, ScsiDisk, ScsiPassthrough,
     Smbios, VmConfig, Watchdog,
 };
-use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, VmPlan, WatchdogAction};
+use husk_vmi::{
+    BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, VmPlan, WatchdogAction,
+};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
 use super::vsock::GUEST_CID;
@@ -260,6 +262,7 @@ fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>, base: SentBase) -> D
         block_size,
         format: format(open.format),
         new_overlay: open.new_overlay,
+        may_buffer: open.private && plan.cache == CacheMode::Auto,
         base,
         base_format: base_format.map_or(Format::Unspecified.into(), format),
     }
