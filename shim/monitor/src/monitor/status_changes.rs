@@ -44,7 +44,9 @@ impl StatusChanges {
             self.counted = Some(Instant::now());
         }
         if without_counters(&status) != without_counters(&self.told) {
-            self.covered = self.covered.max(Instant::now()) + EVERY;
+            // Others may take a status sooner, and then this must not grow without end.
+            let now = Instant::now();
+            self.covered = (self.covered.max(now) + EVERY).min(now + AHEAD + EVERY);
         }
         self.told.clone_from(&status);
         status
