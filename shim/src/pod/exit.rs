@@ -33,7 +33,11 @@ impl Pod {
             }
             if *container.phase.borrow() == ContainerPhase::Creating {
                 if signals::signal_exit_status(signal)?.is_some() {
-                    container.early_signal.get_or_insert(signal);
+                    // SIGKILL also ends what another signal is about to end.
+                    match signal {
+                        signals::SIGKILL => container.early_signal = Some(signal),
+                        _ => _ = container.early_signal.get_or_insert(signal),
+                    }
                 }
                 return Ok(());
             }

@@ -22,6 +22,9 @@ impl Pod {
                     container.role.clone(),
                     container.vm.as_mut().map(|vm| vm.embedded_vm.take()),
                 )),
+                ContainerPhase::Stopped(_) => Err(TaskError::precondition(format!(
+                    "container {id} has ended already"
+                ))),
                 _ => Err(TaskError::precondition(format!(
                     "container {id} was already started"
                 ))),

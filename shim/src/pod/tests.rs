@@ -177,15 +177,18 @@ async fn a_container_that_is_being_created_can_be_deleted() {
 
 #[tokio::test]
 async fn a_container_that_is_being_created_can_be_killed() {
-    for (role, signal, status) in [
-        (Role::Sandbox, 9, 137),
-        (Role::Sandbox, 15, 143),
-        (Role::Volume("data".into()), 9, 137),
-        (Role::LauncherVolume("data".into()), 15, 0),
+    for (role, signals, status) in [
+        (Role::Sandbox, [9, 0], 137),
+        (Role::Sandbox, [15, 2], 143),
+        (Role::Volume("data".into()), [9, 15], 137),
+        (Role::LauncherVolume("data".into()), [15, 0], 0),
+        (Role::LauncherVolume("data".into()), [15, 9], 137),
     ] {
         let (mut pod, mut events, _handle) = pod(role, ContainerPhase::Creating);
         pod.kill(ID, 0).await.unwrap();
-        pod.kill(ID, signal).await.unwrap();
+        for signal in signals {
+            pod.kill(ID, signal).await.unwrap();
+        }
         assert!(pod.kill(ID, 28).await.is_err());
         let (create, is_created) = oneshot::channel();
         let outcome = TaskOutcome::Prepared(ID.into(), Default::default(), Ok(()), create);
@@ -194,7 +197,7 @@ async fn a_container_that_is_being_created_can_be_killed() {
         let ContainerPhase::Stopped(exit) = *pod.containers[ID].phase.borrow() else {
             panic!("it runs")
         };
-        assert_eq!(exit.status, status, "{signal}");
+        assert_eq!(exit.status, status, "{signals:?}");
         for topic in ["/tasks/create", "/tasks/exit"] {
             assert_eq!(events.recv().await.unwrap().topic, topic);
         }
