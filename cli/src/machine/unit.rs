@@ -1,5 +1,6 @@
 //! The unit file `husk@.service`, of which each VM of the store is an instance.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,8 @@ use crate::failure::Failure;
 const NAME: &str = "husk@.service";
 /// Directory of the units of the machine.
 const SYSTEM: &str = "/etc/systemd/system";
+/// Directory of a user's units, in the folder of his configuration.
+const OF_USER: &str = "systemd/user";
 /// First line of a file that `husk` may replace.
 const MARK: &str = "# Written by `husk apply`, which replaces it.";
 /// Variables that change where `husk` and `husk-import` find files, credentials and proxies. The processes of VMs get
@@ -93,11 +96,18 @@ pub(crate) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(Failure::at("find this program"))
 }
 
-/// The paths that the file may have: for VMs of root, and for those of this user.
-pub(crate) fn files() -> Vec<PathBuf> {
-    let directories = [Some(SYSTEM.into()), user_directory()];
-    let directories = directories.into_iter().flatten();
+/// The paths that the file may have: for VMs of root, of this user, and of the users in `/etc/passwd`.
+pub(crate) fn files() -> BTreeSet<PathBuf> {
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let of_users = homes(&passwd).map(|home| home.join(".config").join(OF_USER));
+    let directories = [Some(SYSTEM.into()), user_directory()].into_iter().flatten();
+    let directories = directories.chain(of_users);
     directories.map(|directory| directory.join(NAME)).collect()
+}
+
+fn homes(passwd: &str) -> impl Iterator<Item = &Path> {
+    let homes = passwd.lines().filter_map(|user| user.split(':').nth(5));
+    homes.map(Path::new).filter(|home| home.is_absolute())
 }
 
 /// True if a unit file with this text names the program.
@@ -129,7 +139,7 @@ fn user_directory() -> Option<PathBuf> {
             .filter(|path| path.is_absolute())
     };
     let configuration = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
-    Some(configuration.join("systemd/user"))
+    Some(configuration.join(OF_USER))
 }
 
 /// A text within double quotes.
@@ -188,6 +198,14 @@ mod tests {
         assert_eq!(value("HUSK_DATA_DIR", ""), None);
         assert_eq!(value("HUSK_VMM", "husk-vmm"), Some("husk-vmm".into()));
         assert_eq!(value("HUSK_VMM", "./husk-vmm"), path("husk-vmm"));
+    }
+
+    #[test]
+    fn homes_are_those_of_passwd() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/bash\nu:x:1000:1000::/home/u:/bin/sh\nodd:x:1\nnone:x:2:2:::\n";
+        let found: Vec<_> = homes(passwd).collect();
+        assert_eq!(found, [Path::new("/root"), Path::new("/home/u")]);
     }
 
     #[test]
