@@ -158,7 +158,7 @@ fn serve(unit: &mut LogicalUnit, command: &Command, out: usize, room: usize) {
                 sent += 1;
                 let limits = *unit.passthrough_limits().expect("a passthrough device");
                 check(&forwarded, &limits, &cdb, out, room);
-                task.settle_passthrough(result(&command.answer, forwarded.transfer));
+                task.complete_passthrough_step(result(&command.answer, forwarded.transfer));
             }
             step => unreachable!("{step:?}"),
         }

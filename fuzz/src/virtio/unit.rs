@@ -230,7 +230,7 @@ impl Rig {
                 assert!(range.start <= *offset && offset + len <= range.end);
             }
             match self.fail {
-                Some((number, kind)) if number == steps => task.settle(Err(kind.into())),
+                Some((number, kind)) if number == steps => task.complete_step(Err(kind.into())),
                 _ => {
                     let (came, went) = self.carry_out(&step, &mut task, out, &mut data_in);
                     (moved_in, moved_out) = (moved_in + came, moved_out + went);
@@ -368,7 +368,7 @@ impl Rig {
                 let same = rest.iter().take_while(|other| **other == allocated).count() as u64;
                 let end = ((offset / GRAIN + same) * GRAIN).min(offset + len);
                 let len = end - offset;
-                task.settle_extent(Ok(Extent { allocated, len }));
+                task.complete_extent_step(Ok(Extent { allocated, len }));
                 return moved;
             }
             Step::Pull { offset, into } => {
@@ -378,7 +378,7 @@ impl Rig {
             }
             Step::Flush | Step::Passthrough(_) | Step::Done(_) => {}
         }
-        task.settle(Ok(()));
+        task.complete_step(Ok(()));
         moved
     }
 }

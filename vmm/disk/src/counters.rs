@@ -80,7 +80,7 @@ impl DiskTotals {
         totals
     }
 
-    /// Keeps what an engine counted, which counts no more.
+    /// Detaches an engine: its counts stay in the sum.
     pub fn leave(&self, totals: &Arc<EngineTotals>) {
         self.with(|engines| {
             totals.add_to(&mut engines.gone);

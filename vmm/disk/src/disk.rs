@@ -27,7 +27,7 @@ struct DiskState {
     /// Engines that serve the disk.
     engines: AtomicU32,
     /// Error number of a flush after which earlier writes may be lost, else 0.
-    lost: AtomicI32,
+    flush_error: AtomicI32,
     syncs: Syncs,
     totals: DiskTotals,
 }
@@ -122,7 +122,7 @@ impl Disk {
             size: AtomicU64::new(geometry.size),
             policy,
             engines: AtomicU32::new(0),
-            lost: AtomicI32::new(0),
+            flush_error: AtomicI32::new(0),
             syncs: Syncs::default(),
             totals: DiskTotals::default(),
         }))
@@ -253,15 +253,15 @@ impl Disk {
     }
 
     /// Records the error of a flush after which the state of earlier writes is unknown.
-    pub(crate) fn lose(&self, errno: i32) {
-        self.0.lost.store(errno, Ordering::Relaxed);
+    pub(crate) fn set_flush_error(&self, errno: i32) {
+        self.0.flush_error.store(errno, Ordering::Relaxed);
     }
 
     /// True if a flush failed, and writes that had completed before it may not be on stable storage. Every later flush
     /// fails.
     #[must_use]
     pub fn lost_writes(&self) -> bool {
-        self.lost() != 0
+        self.flush_error() != 0
     }
 
     /// The syncs of all engines.
@@ -269,9 +269,9 @@ impl Disk {
         &self.0.syncs
     }
 
-    /// The error number that [`Disk::lose`] recorded, else 0.
-    pub(crate) fn lost(&self) -> i32 {
-        self.0.lost.load(Ordering::Relaxed)
+    /// The error number that [`Disk::set_flush_error`] recorded, else 0.
+    pub(crate) fn flush_error(&self) -> i32 {
+        self.0.flush_error.load(Ordering::Relaxed)
     }
 }
 
@@ -331,7 +331,7 @@ impl Drop for Attachment {
 #[cfg(any(test, feature = "testing"))]
 impl Disk {
     /// A disk with this geometry and no image.
-    pub(crate) fn made_up(geometry: Geometry, policy: ErrorPolicy) -> Self {
+    pub(crate) fn without_image(geometry: Geometry, policy: ErrorPolicy) -> Self {
         Self::new(
             ImageBackend::File(File::open("/dev/null").unwrap()),
             geometry,

@@ -48,7 +48,7 @@ pub(crate) struct FileTraits {
 #[derive(Debug)]
 pub(crate) enum NextAction {
     IoCall(IoCall),
-    /// Allocate a bounce buffer of this many bytes, see [`Operation::give_bounce`].
+    /// Allocate a bounce buffer of this many bytes, see [`Operation::set_bounce_buffer`].
     Bounce(usize),
     Done,
     /// The request failed with this error number. It can be retried, see [`Operation::retry`].
@@ -179,7 +179,7 @@ impl Operation {
         Ok(match self.kind {
             OperationKind::Flush => Stage::Sync,
             OperationKind::Write | OperationKind::Zero { .. }
-                if self.offset == self.end && self.syncs_apart(traits.align) =>
+                if self.offset == self.end && self.needs_separate_sync(traits.align) =>
             {
                 Stage::Sync
             }
@@ -198,9 +198,9 @@ impl Operation {
         })
     }
 
-    /// True if a sync of its own makes the request's writes stable. Through the page cache, RWF_DSYNC returns also errors
-    /// of earlier writes, and only once: nobody could tell them from errors of the write itself.
-    fn syncs_apart(&self, align: Align) -> bool {
+    /// True if a durable write needs a separate fdatasync instead of RWF_DSYNC. With the page cache, RWF_DSYNC may
+    /// report an error of an earlier write, once, and it could not be told from an error of this write.
+    fn needs_separate_sync(&self, align: Align) -> bool {
         self.durable && align == Align::NONE
     }
 
@@ -232,7 +232,7 @@ impl Operation {
     }
 
     /// Answers [`NextAction::Bounce`]. Returns true if there was memory; else the request fails.
-    pub fn give_bounce(&mut self, bytes: usize, align: Align) -> bool {
+    pub fn set_bounce_buffer(&mut self, bytes: usize, align: Align) -> bool {
         match AlignedBuf::new(bytes, align.memory.max(align.offset as usize)) {
             Ok(memory) => {
                 let (start, len, done) = (0, 0, 0);
@@ -265,13 +265,13 @@ impl Operation {
             _ => IoCall::Write {
                 offset,
                 vector,
-                durable: self.durable && !self.syncs_apart(align),
+                durable: self.durable && !self.needs_separate_sync(align),
             },
         })
     }
 
     fn bounce_call(&mut self, align: Align) -> NextAction {
-        let durable = self.durable && !self.syncs_apart(align);
+        let durable = self.durable && !self.needs_separate_sync(align);
         let Some(bounce) = &mut self.bounce else {
             return NextAction::Failed(libc::EIO);
         };

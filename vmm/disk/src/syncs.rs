@@ -1,8 +1,8 @@
 //! The syncs of a disk by all engines that serve it.
 //!
 //! The kernel reports an error of writeback once per open file, and all engines use the same one. So of two syncs at the
-//! same time one fails, and the other succeeds although writes before it are lost. A sync counts only once all that ran
-//! beside it have ended, and if none of them failed.
+//! same time one fails, and the other succeeds although writes before it are lost. A sync is therefore reported as
+//! successful only after all syncs that overlapped with it have ended without an error.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -41,7 +41,7 @@ impl Syncs {
     pub fn end(&self, number: u64, errno: i32) {
         let mut started = lock(&self.started);
         started.running.retain(|running| *running != number);
-        // Under the lock, so that who finds it ended finds these, too.
+        // Under the lock: whoever sees that the sync has ended also sees its error.
         if errno != 0 {
             self.errno.store(errno, Ordering::Relaxed);
             self.failed.fetch_add(1, Ordering::Relaxed);

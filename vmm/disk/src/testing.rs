@@ -273,7 +273,7 @@ impl InlineImage {
             event,
         };
         let mut engine = Engine::with_backend(Box::new(inline), depth);
-        let disk = Disk::made_up(self.content.geometry(), self.options.error_policy);
+        let disk = Disk::without_image(self.content.geometry(), self.options.error_policy);
         let id = engine.attach(&disk)?;
         Ok((engine, id))
     }

@@ -56,7 +56,8 @@ pub(super) async fn start(
     Ok(ReceiverStream::new(stream))
 }
 
-/// Copies all memory, and then what was written meanwhile, until that is little or does not get less.
+/// Copies all memory, then in further passes the pages that became dirty, until few are dirty or their number no longer
+/// falls.
 async fn passes(
     service: &VmmService,
     first: CopyPass,
@@ -75,7 +76,7 @@ async fn passes(
         let copy = prepare(memory, file, written, service.pagemap.clone()).await?;
         let bytes = copy.bytes();
         let mut writers = JoinSet::new();
-        transfer.carry(copy.with_gate(gate.clone()), &mut writers);
+        transfer.spawn_writers(copy.with_gate(gate.clone()), &mut writers);
         transfer.finish(writers, reports).await?;
         tracing::debug!(number, bytes, "memory copied while the VM runs");
         if transfer.is_stopped() || is_last(number, bytes, before) {

@@ -171,7 +171,7 @@ pub(super) async fn write(
     let mut writers = JoinSet::new();
     writers.spawn(disks::write_back(disks));
     writers.spawn_blocking(move || state.write_all_at(&document, 0).map_err(|e| failed("state", &e)));
-    transfer.carry(copy, &mut writers);
+    transfer.spawn_writers(copy, &mut writers);
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
         let result = transfer.finish(writers, &sender).await;

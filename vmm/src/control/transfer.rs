@@ -50,18 +50,22 @@ impl Transfer {
         }
     }
 
-    /// Adds threads that carry `copy` to `writers`.
-    pub(super) fn carry(self: &Arc<Self>, copy: MemoryCopy, writers: &mut JoinSet<Result<(), Status>>) {
+    /// Adds threads that write `copy` to `writers`.
+    pub(super) fn spawn_writers(
+        self: &Arc<Self>,
+        copy: MemoryCopy,
+        writers: &mut JoinSet<Result<(), Status>>,
+    ) {
         self.total.fetch_add(copy.bytes(), Ordering::Relaxed);
         let copy = Arc::new(copy);
         for _ in 0..available_parallelism().map_or(1, usize::from).min(MAX_WRITERS) {
             let (copy, transfer) = (copy.clone(), self.clone());
             writers.spawn_blocking(move || {
-                let carried = copy.carry(|bytes| {
+                let copied = copy.copy_pages(|bytes| {
                     transfer.done.fetch_add(bytes, Ordering::Relaxed);
                     !transfer.is_stopped()
                 });
-                carried.map_err(|e| failed("memory", &e))
+                copied.map_err(|e| failed("memory", &e))
             });
         }
     }
@@ -104,7 +108,7 @@ pub(super) async fn prepare(
     pagemap: Option<Arc<PageMap>>,
 ) -> Result<MemoryCopy, Status> {
     let copy = blocking(move || match written {
-        Some(written) => MemoryCopy::again(memory, file, written),
+        Some(written) => MemoryCopy::incremental(memory, file, written),
         None => MemoryCopy::new(memory, file, pagemap),
     });
     copy.await?.map_err(|e| failed("memory", &e))

@@ -73,7 +73,7 @@ pub(super) async fn answer(
 }
 
 /// Carries out a command.
-pub(super) fn carry_out(vsock: Option<&VsockHandle>, command: VsockCommand) -> Result<(), Status> {
+pub(super) fn execute(vsock: Option<&VsockHandle>, command: VsockCommand) -> Result<(), Status> {
     let vsock =
         vsock.ok_or_else(|| Status::failed_precondition("the VMM carries no vsock connections of the VM"))?;
     let done = match command {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_device_says_so() {
-        let error = carry_out(None, VsockCommand::Answer(1, None)).unwrap_err();
+        let error = execute(None, VsockCommand::Answer(1, None)).unwrap_err();
         assert_eq!(error.code(), tonic::Code::FailedPrecondition);
     }
 }

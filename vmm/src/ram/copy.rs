@@ -57,11 +57,11 @@ fn pieces(memory: &GuestMem) -> Vec<Piece> {
 enum Pages {
     /// Those that may not be zero, to a file of zeros. Without the page map, all of memory is read.
     NotZero(Option<Arc<PageMap>>),
-    /// These, to a file that has their content of before.
+    /// Only these, to a file that an earlier copy has filled.
     Written(DirtyPages),
 }
 
-/// Guest memory on its way to a file. Any number of threads may carry it.
+/// A copy of guest memory to a file. Any number of threads may work on it at the same time.
 ///
 /// A page that the guest or a device writes meanwhile may have its old or its new content in the file, or parts of both.
 #[derive(Debug)]
@@ -96,11 +96,11 @@ impl MemoryCopy {
         })
     }
 
-    /// Prepares a copy of pages that were written after an earlier copy to this file.
+    /// Prepares a second copy to a file that has an earlier one: of the pages in `written` only.
     ///
     /// # Errors
     /// The file is not of an earlier copy of this memory.
-    pub fn again(memory: GuestMem, file: File, written: DirtyPages) -> io::Result<Self> {
+    pub fn incremental(memory: GuestMem, file: File, written: DirtyPages) -> io::Result<Self> {
         let pieces = pieces(&memory);
         let expected: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
         let size = file.metadata()?.len();
@@ -136,7 +136,7 @@ impl MemoryCopy {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn carry(&self, go_on: impl Fn(u64) -> bool) -> io::Result<()> {
+    pub fn copy_pages(&self, go_on: impl Fn(u64) -> bool) -> io::Result<()> {
         let memory = self.memory.memory();
         let mut buffer = vec![0; PIECE as usize];
         loop {
@@ -329,7 +329,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    copy.carry(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
+                    copy.copy_pages(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
                         .unwrap()
                 });
             }
@@ -353,7 +353,7 @@ mod tests {
     fn saved(ram: &GuestRam, pagemap: Option<Arc<PageMap>>) -> File {
         let file = tempfile::tempfile().unwrap();
         let copy = MemoryCopy::new(ram.memory().clone(), file.try_clone().unwrap(), pagemap).unwrap();
-        copy.carry(|_| true).unwrap();
+        copy.copy_pages(|_| true).unwrap();
         file
     }
 
@@ -425,18 +425,19 @@ mod tests {
         let written = DirtyPages::of_regions(written.into());
         assert_eq!(written.bytes(), 3 * 4096);
         let before = file.metadata().unwrap().blocks();
-        let again = MemoryCopy::again(ram.memory().clone(), file.try_clone().unwrap(), written).unwrap();
+        let incremental =
+            MemoryCopy::incremental(ram.memory().clone(), file.try_clone().unwrap(), written).unwrap();
         let done = AtomicU64::new(0);
-        again
-            .carry(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
+        incremental
+            .copy_pages(|bytes| done.fetch_add(bytes, Ordering::Relaxed) < u64::MAX)
             .unwrap();
-        assert_eq!((again.bytes(), done.into_inner()), (3 * 4096, 3 * 4096));
+        assert_eq!((incremental.bytes(), done.into_inner()), (3 * 4096, 3 * 4096));
         memory.write_obj(0_u8, GuestAddress(6 << 20)).unwrap();
         assert!(content(&file) == content(&saved(&ram, None)));
         assert!(file.metadata().unwrap().blocks() < before);
 
         file.set_len(1 << 20).unwrap();
-        let other = MemoryCopy::again(ram.memory().clone(), file, DirtyPages::of_regions(Vec::new()));
+        let other = MemoryCopy::incremental(ram.memory().clone(), file, DirtyPages::of_regions(Vec::new()));
         assert!(other.unwrap_err().to_string().contains("has 1048576 bytes"));
     }
 
@@ -447,7 +448,7 @@ mod tests {
         let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap(), None);
         let copy = copy.unwrap().with_gate(gate.clone());
         gate.close();
-        copy.carry(|_| true).unwrap();
+        copy.copy_pages(|_| true).unwrap();
         assert_eq!(next_data(&file, 0).unwrap(), None);
     }
 
@@ -472,7 +473,7 @@ mod tests {
     fn a_copy_that_is_to_stop_stops_after_the_piece() {
         let file = tempfile::tempfile().unwrap();
         let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap(), None).unwrap();
-        copy.carry(|_| false).unwrap();
+        copy.copy_pages(|_| false).unwrap();
         let written = next_data(&file, PIECE).unwrap();
         assert_eq!(written, None, "only the first piece");
         assert_eq!(next_data(&file, 0).unwrap(), Some(0));

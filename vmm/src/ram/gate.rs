@@ -2,7 +2,8 @@
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-/// Passed for each read of guest memory by a copy that goes on while the VM runs. Once it is closed, nobody reads.
+/// Stops a copy of guest memory that is made while the VM runs: each read needs a guard of the gate, and a closed gate
+/// gives none.
 #[derive(Debug, Default)]
 pub struct CopyGate(RwLock<bool>);
 

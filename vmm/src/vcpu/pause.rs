@@ -50,7 +50,7 @@ pub fn set_tscs(vcpus: &[Vcpu], saved: &[SavedTsc], since: Option<ClockMoment>) 
     };
     let offset = first.set_tsc(target)?;
     for (vcpu, saved) in others.iter().zip(others_saved) {
-        vcpu.set_tsc(tsc::beside(*first_saved, (value, offset), *saved))?;
+        vcpu.set_tsc(tsc::restore_target(*first_saved, (value, offset), *saved))?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use husk_devices::page_log::PageLog;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::{wait_for, wait_until_equal};
 use packets::{checksum_is_right, tcp, udp};
-use wire::{PATIENCE, Wire, filtered, isolated};
+use wire::{TIMEOUT, Wire, filtered, isolated};
 
 /// Makes of each function a test of the workers and one of vhost.
 macro_rules! with_both_datapaths {
@@ -190,7 +190,7 @@ fn flows(guest: &mut Guest, wire: &Wire, pairs: usize, count: u16) -> Vec<usize>
     for port in 0..count {
         wire.send([0; 10], &udp(MAC, 1000 + port, 60));
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while arrived.iter().sum::<usize>() < count.into() {
         assert!(Instant::now() < deadline, "{arrived:?} of {count}");
         for (pair, arrived) in arrived.iter_mut().enumerate() {

@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     guest_done: u32,
     /// Flags of SHUTDOWN that are due, and those that the guest was sent.
     host_done: u32,
-    told_done: u32,
+    shutdown_sent: u32,
     /// The guest was sent CREDIT_REQUEST, and has no room yet.
     credit_asked: bool,
     /// The guest has sent CREDIT_REQUEST.
@@ -92,7 +92,7 @@ impl Connection {
             hung_up: false,
             guest_done: 0,
             host_done: 0,
-            told_done: 0,
+            shutdown_sent: 0,
             credit_asked: false,
             credit_wanted: false,
             deadline: None,
@@ -226,7 +226,7 @@ impl Connection {
     }
 
     /// The next packet for the guest. Its payload is written to `room`. Call it again until it has none.
-    pub fn outgoing(&mut self, room: &mut [u8]) -> Outgoing {
+    pub fn next_packet(&mut self, room: &mut [u8]) -> Outgoing {
         if let Some(op) = self.opening.take() {
             return Outgoing::Packet(op, 0, 0);
         }
@@ -251,9 +251,9 @@ impl Connection {
         if self.hung_up && read_all {
             self.host_done = SHUTDOWN_BOTH;
         }
-        if self.host_done & !self.told_done != 0 {
-            self.told_done = self.host_done;
-            return Outgoing::Packet(SHUTDOWN, self.told_done, 0);
+        if self.host_done & !self.shutdown_sent != 0 {
+            self.shutdown_sent = self.host_done;
+            return Outgoing::Packet(SHUTDOWN, self.shutdown_sent, 0);
         }
         if self.credit.is_update_due() || self.credit_wanted {
             return Outgoing::Packet(CREDIT_UPDATE, 0, 0);
@@ -290,7 +290,7 @@ impl Connection {
 
     /// True if the guest was told that the host has closed the connection for both directions.
     pub fn is_closed_by_host(&self) -> bool {
-        self.told_done == SHUTDOWN_BOTH
+        self.shutdown_sent == SHUTDOWN_BOTH
     }
 
     /// The socket, and the bytes that the host has not taken.

@@ -314,7 +314,7 @@ impl Connections {
     }
 
     /// The next packet for the guest. Its payload is written to `room`. Connections take turns.
-    pub fn outgoing(&mut self, room: &mut [u8], now: Instant) -> Option<(Header, usize)> {
+    pub fn next_packet(&mut self, room: &mut [u8], now: Instant) -> Option<(Header, usize)> {
         if let Some(reset) = self.resets.pop_front() {
             return Some((reset, 0));
         }
@@ -323,7 +323,7 @@ impl Connections {
                 continue;
             };
             connection.queued = false;
-            let Outgoing::Packet(op, flags, len) = connection.outgoing(room) else {
+            let Outgoing::Packet(op, flags, len) = connection.next_packet(room) else {
                 continue;
             };
             let mut header = Header {

@@ -75,7 +75,7 @@ impl PacketQueues {
     }
 
     /// Tells the driver an event. Returns false if it has no buffer for it.
-    pub fn tell(&mut self, events: &mut ActiveQueue, id: u32) -> Result<bool, DeviceError> {
+    pub fn send_event(&mut self, events: &mut ActiveQueue, id: u32) -> Result<bool, DeviceError> {
         let mem = self.mem.memory();
         events.queue.enable_notification(&*mem).map_err(broken)?;
         let Some(chain) = events.queue.iter(&*mem).map_err(broken)?.next() else {
@@ -151,7 +151,7 @@ impl PacketQueues {
                 ));
             }
             self.packet.resize(room, 0);
-            let Some((header, len)) = connections.outgoing(&mut self.packet[HEADER_LEN..], now) else {
+            let Some((header, len)) = connections.next_packet(&mut self.packet[HEADER_LEN..], now) else {
                 self.receive.queue.go_to_previous_position();
                 continue;
             };

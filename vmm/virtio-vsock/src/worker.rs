@@ -127,7 +127,7 @@ impl VsockWorker {
         if self.transport_reset
             && let Some(active) = &mut self.event_queue
         {
-            let told = self.queues.tell(active, TRANSPORT_RESET);
+            let told = self.queues.send_event(active, TRANSPORT_RESET);
             self.transport_reset = !told.map_err(|reason| format!("event queue: {reason}"))?;
         }
         let now = Instant::now();

@@ -228,12 +228,12 @@ impl Engine {
                 NextAction::IoCall(call) => return unsafe { self.backends.push(tag, *slot, call) },
                 NextAction::Bounce(_) if self.bounces == BOUNCES => return self.waiting.push_back(tag),
                 NextAction::Bounce(bytes) => {
-                    if operation.give_bounce(bytes, attached.traits.align) {
+                    if operation.set_bounce_buffer(bytes, attached.traits.align) {
                         self.bounces += 1;
                     }
                 }
-                NextAction::Done if operation.is_flush() && attached.image.disk().lost() != 0 => {
-                    operation.fail(attached.image.disk().lost());
+                NextAction::Done if operation.is_flush() && attached.image.disk().flush_error() != 0 => {
+                    operation.fail(attached.image.disk().flush_error());
                 }
                 NextAction::Done
                     if synced.is_some()

@@ -16,7 +16,7 @@ impl AttachedDisk {
         let disk = self.image.disk();
         let geometry = disk.geometry();
         if geometry.write_cache && geometry.align == Align::NONE && disk.backend().sync_failed() {
-            disk.lose(errno);
+            disk.set_flush_error(errno);
         }
     }
 }

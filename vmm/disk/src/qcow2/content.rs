@@ -96,7 +96,7 @@ impl ImageContent {
     }
 
     /// Runs with the lock held exclusively.
-    fn alone<T>(&self, run: impl FnOnce(&mut ImagoAccess) -> io::Result<T>) -> io::Result<T> {
+    fn with_write_lock<T>(&self, run: impl FnOnce(&mut ImagoAccess) -> io::Result<T>) -> io::Result<T> {
         self.run(|| {
             let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
             run(access.as_mut().ok_or(io::ErrorKind::NotFound)?)
@@ -145,7 +145,7 @@ impl ImageContent {
                 if !hint && self.geometry.size < self.cluster {
                     return -libc::EOPNOTSUPP;
                 }
-                self.alone(|access| match (punch, hint) {
+                self.with_write_lock(|access| match (punch, hint) {
                     (false, _) => access.write_zeroes(offset, len),
                     (true, hint) => self.discard(access, offset, len, hint),
                 })

@@ -16,14 +16,14 @@ use crate::control::service::VmmCommand;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Vm {
-    /// Loads the kernel, unless a saved machine goes on, and runs the machine unless it is to be paused.
+    /// Loads a kernel, or resumes a restored machine, which needs none. Runs the machine unless it is to be paused.
     ///
     /// # Errors
     /// The VM ends: there is no kernel, or the monitor wants it to end meanwhile.
     pub(super) fn boot(&mut self, paused: bool) -> Result<(), VmExit> {
         let running = self.running.as_mut().ok_or_else(|| VmExit::error("no machine"))?;
         if let Some(booted_from) = running.restored.take() {
-            return self.go_on(booted_from, paused);
+            return self.resume_restored(booted_from, paused);
         }
         let loader = running.machine.loader().map_err(VmExit::error)?;
         let source = Arc::clone(&running.source);

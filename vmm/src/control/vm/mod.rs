@@ -320,7 +320,7 @@ impl Vm {
             }
             VmmCommand::Vsock(command, reply) => {
                 let machine = self.machine();
-                let _ = reply.send(machine.and_then(|m| vsock::carry_out(m.vsock(), command)));
+                let _ = reply.send(machine.and_then(|m| vsock::execute(m.vsock(), command)));
             }
             VmmCommand::VsockRequests(reply) => {
                 let requests = self.vsock_requests.take();

@@ -45,7 +45,7 @@ impl Vm {
     }
 
     /// Lets a saved VM go on, unless it is to be paused.
-    pub(super) fn go_on(&mut self, booted_from: String, paused: bool) -> Result<(), VmExit> {
+    pub(super) fn resume_restored(&mut self, booted_from: String, paused: bool) -> Result<(), VmExit> {
         crate::memory_trim::drop_text_pages();
         self.boots = 1;
         self.booted_from = booted_from;

@@ -140,16 +140,16 @@ fn tscs_go_on_from_the_latest_and_keep_their_differences() {
     // The guest has set the second vCPU's TSC 5000 ahead; both were read at nearly the same time.
     let tscs = [saved_tsc(100, Some(0)), saved_tsc(5107, Some(5000))];
     assert_eq!(tsc::latest(&tscs), Some(107));
-    let beside = |offset| tsc::beside(tscs[0], (107, offset), tscs[1]);
-    assert_eq!(beside(Some(70)), TscTarget::Offset(5070));
-    assert_eq!(beside(None), TscTarget::Value(107));
+    let restore_target = |offset| tsc::restore_target(tscs[0], (107, offset), tscs[1]);
+    assert_eq!(restore_target(Some(70)), TscTarget::Offset(5070));
+    assert_eq!(restore_target(None), TscTarget::Value(107));
     // Offsets are negative as a rule.
     let tscs = [
         saved_tsc(100, Some(0u64.wrapping_sub(900))),
         saved_tsc(90, Some(0u64.wrapping_sub(910))),
     ];
     assert_eq!(tsc::latest(&tscs), Some(100));
-    let target = tsc::beside(tscs[0], (100, Some(3)), tscs[1]);
+    let target = tsc::restore_target(tscs[0], (100, Some(3)), tscs[1]);
     assert_eq!(target, TscTarget::Offset(3u64.wrapping_sub(10)));
     // Kernels without offsets.
     assert_eq!(tsc::latest(&[saved_tsc(1, None), saved_tsc(3, None)]), Some(3));
@@ -183,7 +183,7 @@ proptest! {
         let tscs: Vec<_> = tscs.into_iter().map(|(value, offset)| saved_tsc(value, offset)).collect();
         if let (Some(latest), [first, others @ ..]) = (tsc::latest(&tscs), &tscs[..]) {
             for other in others {
-                tsc::beside(*first, (latest, now), *other);
+                tsc::restore_target(*first, (latest, now), *other);
             }
         }
     }

@@ -178,9 +178,9 @@ pub fn latest(tscs: &[SavedTsc]) -> Option<u64> {
     tscs.iter().map(in_first).max()
 }
 
-/// Returns the new TSC of a vCPU whose TSC was `saved`. The first vCPU's TSC was `first`, and is now `value`, with the
-/// offset `offset` to the host's. The difference between the two vCPUs stays.
-pub fn beside(first: SavedTsc, (value, offset): (u64, Option<u64>), saved: SavedTsc) -> TscTarget {
+/// Returns the TSC to set for a vCPU that was saved with `saved`, so that it keeps its difference to the first vCPU's
+/// TSC. The first vCPU was saved with `first`, and now has `value`, at `offset` from the host's TSC.
+pub fn restore_target(first: SavedTsc, (value, offset): (u64, Option<u64>), saved: SavedTsc) -> TscTarget {
     match (offset, first.offset, saved.offset) {
         (Some(now), Some(first), Some(own)) => TscTarget::Offset(now.wrapping_add(own.wrapping_sub(first))),
         _ => TscTarget::Value(value),

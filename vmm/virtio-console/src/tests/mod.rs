@@ -36,7 +36,7 @@ const SENT: u64 = 0x40_0000;
 const END: usize = 0x80_0000;
 
 /// Time limit on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Address of queue `index`.
 fn ring(index: u16) -> u64 {
@@ -78,8 +78,8 @@ impl Guest {
         let (mut hosts, mut setups) = (Vec::new(), Vec::new());
         for number in 1..=ports {
             let (host, stream) = UnixStream::pair().unwrap();
-            host.set_read_timeout(Some(PATIENCE)).unwrap();
-            host.set_write_timeout(Some(PATIENCE)).unwrap();
+            host.set_read_timeout(Some(TIMEOUT)).unwrap();
+            host.set_write_timeout(Some(TIMEOUT)).unwrap();
             hosts.push(host);
             setups.push(PortSetup {
                 name: format!("port{number}"),

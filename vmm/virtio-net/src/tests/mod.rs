@@ -37,7 +37,7 @@ const RECEIVED: u64 = 0x40_0000;
 const END: usize = 0x100_0000;
 
 /// Time limit for a frame on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// All offered features except UDP segmentation.
 const ALL: u64 = crate::config::GUEST_OFFLOADS & !(3 << 54) | 0x00ff_b829 | 1 << 2 | 3 << 28;
@@ -95,8 +95,8 @@ impl Guest {
         let (mut taps, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
             let (tap, peer) = UnixDatagram::pair().unwrap();
-            peer.set_read_timeout(Some(PATIENCE)).unwrap();
-            peer.set_write_timeout(Some(PATIENCE)).unwrap();
+            peer.set_read_timeout(Some(TIMEOUT)).unwrap();
+            peer.set_write_timeout(Some(TIMEOUT)).unwrap();
             taps.push(tap);
             peers.push(peer);
         }
@@ -260,7 +260,7 @@ impl Guest {
 
     /// Sends the guest a frame until it arrives: frames are lost while the link is not up yet.
     fn receives_in_time(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             self.peers[0].send(bytes).unwrap();
             settle();

@@ -25,7 +25,7 @@ impl Guest {
 
     /// Waits until the device has passed or dropped the frame that was sent to it.
     fn settle(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while rustix::io::ioctl_fionread(&self.taps[0]).unwrap() > 0 {
             assert!(Instant::now() < deadline, "the frame is not read");
             sleep(Duration::from_millis(1));

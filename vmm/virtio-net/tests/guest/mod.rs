@@ -14,7 +14,7 @@ use husk_virtio_net::{Mac, Net, NetHandle, NetSetup, QueuePair};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
-use crate::wire::{ETHERTYPE, PATIENCE, tap};
+use crate::wire::{ETHERTYPE, TIMEOUT, tap};
 
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 pub const PEER: Mac = [2, 0, 0, 0, 0, 2];
@@ -220,7 +220,7 @@ impl Guest {
 
     /// The next frame in `pair`.
     pub fn receive(&mut self, pair: usize) -> ([u8; 12], Vec<u8>) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(frame) = self.try_receive(pair) {
                 return frame;

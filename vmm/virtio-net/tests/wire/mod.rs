@@ -11,7 +11,7 @@ use std::time::Duration;
 use libc::c_int;
 
 /// Time limit for a frame on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Local experimental Ethertype 1 (IEEE 802): nothing in the kernel sends it.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -139,7 +139,7 @@ impl Wire {
         const PACKET_IGNORE_OUTGOING: c_int = 23;
         set(libc::SOL_PACKET, PACKET_VNET_HDR, &1_i32.to_ne_bytes());
         set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1_i32.to_ne_bytes());
-        let patience = [PATIENCE.as_secs().to_ne_bytes(), [0; 8]].concat();
+        let patience = [TIMEOUT.as_secs().to_ne_bytes(), [0; 8]].concat();
         set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
         // SAFETY: sockaddr_ll is plain integers, for which zeroes are valid.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };

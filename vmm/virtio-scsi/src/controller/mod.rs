@@ -238,7 +238,8 @@ impl Controller {
         self.fail_held(disk);
     }
 
-    /// Completes the requests that a disk holds. If the disk holds a request again, the owner is notified again.
+    /// Fails the requests of a disk that are held (error policy `stop`). The next request to be held notifies the owner
+    /// again.
     fn fail_held(&mut self, disk: DiskId) {
         self.engine.fail_held(disk);
         self.engine.retry_held(disk);

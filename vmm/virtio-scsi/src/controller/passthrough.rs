@@ -89,7 +89,7 @@ impl Controller {
         match (slot.cancelled, &mut slot.task, end) {
             (Some(code), ..) => self.finish(tag, &RequestOutcome::ResponseCode(code)),
             (None, Some(task), JobResult::Completed(result)) => {
-                task.settle_passthrough(result);
+                task.complete_passthrough_step(result);
                 self.run_task(tag);
             }
             (None, ..) => self.finish(tag, &RequestOutcome::ResponseCode(ResponseCode::Failure)),

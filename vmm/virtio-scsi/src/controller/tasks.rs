@@ -187,13 +187,13 @@ impl Controller {
             if chain.data_out().read(mem, *offset, scratch).is_err() {
                 return StepOutcome::BadBuffer;
             }
-            task.settle(Ok(()));
+            task.complete_step(Ok(()));
             return StepOutcome::Settled;
         }
         let disk = self.table.unit(unit_index).and_then(|unit| unit.disk);
         let found = disk.and_then(|id| Some((id, self.engine.disk(id)?)));
         let Some((id, disk)) = found else {
-            task.settle(Err(std::io::ErrorKind::NotFound.into()));
+            task.complete_step(Err(std::io::ErrorKind::NotFound.into()));
             return StepOutcome::Settled;
         };
         let buffers = &mut self.buffers;
@@ -203,7 +203,7 @@ impl Controller {
                     allocated: extent.allocated,
                     len: extent.len,
                 });
-                task.settle_extent(extent);
+                task.complete_extent_step(extent);
                 return StepOutcome::Settled;
             }
             Step::Read { offset, len, into } => {
@@ -265,7 +265,7 @@ impl Controller {
             SlotUse::Task => match (slot.cancelled, &mut slot.task) {
                 (Some(code), _) => self.finish(tag, &RequestOutcome::ResponseCode(code)),
                 (None, Some(task)) => {
-                    task.settle(result);
+                    task.complete_step(result);
                     self.run_task(tag);
                 }
                 (None, None) => {}

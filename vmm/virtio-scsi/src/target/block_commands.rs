@@ -97,7 +97,7 @@ pub(crate) fn read(
     let blocks = LbaRange::of(cdb);
     blocks.check_within(limits, limits.max_transfer_blocks())?;
     let (offset, len) = (blocks.offset(limits), blocks.len(limits));
-    command.takes(len)?;
+    command.check_data_in(len)?;
     if len == 0 {
         return Ok(Work::Done);
     }
@@ -119,7 +119,7 @@ pub(crate) fn write(
     let blocks = LbaRange::of(cdb);
     blocks.check_within(limits, limits.max_transfer_blocks())?;
     let (offset, len) = (blocks.offset(limits), blocks.len(limits));
-    command.sends(len)?;
+    command.check_data_out(len)?;
     if len == 0 {
         return Ok(Work::Done);
     }

@@ -4,8 +4,8 @@
 //! drives:
 //!
 //! 1. [`Task::next`] returns a [`Step`]: I/O on the medium, data of the initiator to fetch, or the end.
-//! 2. The owner executes the step, alone or beside those of other tasks, and calls [`Task::settle`] with the result
-//!    ([`Task::settle_extent`] for [`Step::Extent`]). Then again from 1, until [`Step::Done`].
+//! 2. The owner executes the step, alone or with those of other tasks, and calls [`Task::complete_step`] with its result
+//!    ([`Task::complete_extent_step`] for [`Step::Extent`]). Then again from 1, until [`Step::Done`].
 //!
 //! Rules for the owner:
 //! - A task has one step at a time. Plain reads and writes move data directly between the medium and the initiator's
@@ -20,7 +20,7 @@
 //!   [`LogicalUnit::luns_changed`], [`LogicalUnit::insert`], [`LogicalUnit::eject`].
 //!
 //! A passthrough device ([`LogicalUnit::passthrough`]) has one kind of step, [`Step::Passthrough`], settled by
-//! [`Task::settle_passthrough`]. Its owner executes it with a [`PassthroughDevice`], on a thread that may block.
+//! [`Task::complete_passthrough_step`]. Its owner executes it with a [`PassthroughDevice`], on a thread that may block.
 //!
 //! [`absent`] answers commands to a LUN that does not exist.
 #![forbid(unsafe_code)]

@@ -135,7 +135,7 @@ pub(crate) fn write_same(
         Stage::Pull
     };
     if stage == Stage::Pull {
-        command.sends(block.into())?;
+        command.check_data_out(block.into())?;
     }
     let offset = blocks.offset(limits);
     Ok(Work::Run(Box::new(Same {

@@ -115,7 +115,7 @@ pub enum Step {
         durable: bool,
     },
     /// Determine if storage is allocated from `offset` on, and how far. Answer with
-    /// [`Task::settle_extent`](super::Task::settle_extent).
+    /// [`Task::complete_extent_step`](super::Task::complete_extent_step).
     Extent {
         /// First byte on the medium.
         offset: u64,
@@ -131,7 +131,7 @@ pub enum Step {
         into: Range<usize>,
     },
     /// Send this command to the passthrough device. Answer with
-    /// [`Task::settle_passthrough`](super::Task::settle_passthrough).
+    /// [`Task::complete_passthrough_step`](super::Task::complete_passthrough_step).
     Passthrough(PassthroughCommand),
     /// The task ended.
     Done(ScsiResponse),

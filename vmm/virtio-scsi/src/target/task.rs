@@ -124,7 +124,7 @@ impl Task {
         self
     }
 
-    /// The next step. After any step but [`Step::Done`], call [`Task::settle`] first.
+    /// The next step. After any step but [`Step::Done`], call [`Task::complete_step`] first.
     pub fn next(&mut self, unit: &mut LogicalUnit) -> Step {
         debug_assert!(self.pending.is_none(), "a step is under way");
         loop {
@@ -156,7 +156,7 @@ impl Task {
     }
 
     /// Takes the result of the last step: success of the whole step, or its error.
-    pub fn settle(&mut self, result: io::Result<()>) {
+    pub fn complete_step(&mut self, result: io::Result<()>) {
         let pending = self.pending.take();
         debug_assert!(pending.is_some(), "no step is under way");
         let Some(pending) = pending else { return };
@@ -167,15 +167,15 @@ impl Task {
     }
 
     /// Takes the answer to [`Step::Extent`].
-    pub fn settle_extent(&mut self, result: io::Result<Extent>) {
+    pub fn complete_extent_step(&mut self, result: io::Result<Extent>) {
         if let (Ok(extent), Ok(Work::Run(procedure))) = (&result, &mut self.work) {
             procedure.extent(*extent);
         }
-        self.settle(result.map(drop));
+        self.complete_step(result.map(drop));
     }
 
     /// Takes the answer to [`Step::Passthrough`], and counts the bytes in the initiator's buffers.
-    pub fn settle_passthrough(&mut self, result: Result<PassthroughResult, DeliveryFailure>) {
+    pub fn complete_passthrough_step(&mut self, result: Result<PassthroughResult, DeliveryFailure>) {
         if let Some(pending) = &mut self.pending {
             pending.moves = match &result {
                 Ok(passed) => pending.moves.saturating_sub(passed.outcome.residual as u64),
@@ -185,7 +185,7 @@ impl Task {
         if let Ok(Work::Run(procedure)) = &mut self.work {
             procedure.passthrough_done(result);
         }
-        self.settle(Ok(()));
+        self.complete_step(Ok(()));
     }
 
     /// The buffer of [`DataLocation::Scratch`], to write from.
@@ -324,7 +324,7 @@ impl Work {
         handler: ListHandler,
     ) -> Result<Self, CommandError> {
         debug_assert!(len <= SCRATCH);
-        command.sends(len as u64)?;
+        command.check_data_out(len as u64)?;
         let cdb = *cdb;
         Ok(Self::Run(Box::new(ParameterList { cdb, len, handler })))
     }
@@ -352,7 +352,7 @@ pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Wo
 
 impl ScsiCommand<'_> {
     /// Checks that the data-out buffer has `len` bytes.
-    pub(crate) fn sends(&self, len: u64) -> Result<(), CommandError> {
+    pub(crate) fn check_data_out(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_out {
             Ok(())
         } else {
@@ -361,7 +361,7 @@ impl ScsiCommand<'_> {
     }
 
     /// Checks that the data-in buffer has room for `len` bytes.
-    pub(crate) fn takes(&self, len: u64) -> Result<(), CommandError> {
+    pub(crate) fn check_data_in(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_in {
             Ok(())
         } else {

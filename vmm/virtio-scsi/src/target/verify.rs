@@ -99,7 +99,7 @@ fn start(
         (_, Check::Same) => block.min(len),
         (_, Check::Medium) => 0,
     };
-    command.sends(sent)?;
+    command.check_data_out(sent)?;
     if len == 0 {
         return Ok(Work::Done);
     }
@@ -202,7 +202,7 @@ pub(crate) fn compare_and_write(
         return Err(Sense::invalid_cdb(13, None).into());
     }
     let (offset, len) = (blocks.offset(limits), blocks.len(limits));
-    command.sends(2 * len)?;
+    command.check_data_out(2 * len)?;
     if len == 0 {
         return Ok(Work::Done);
     }

@@ -32,7 +32,7 @@ const END: usize = 0x200_0000;
 const FEATURES: u64 = 1 | 1 << 29;
 
 /// Time limit on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Address of queue `index`.
 fn ring(index: u16) -> u64 {
@@ -250,8 +250,8 @@ impl Guest {
 
 fn pair() -> (UnixStream, UnixStream) {
     let (host, stream) = UnixStream::pair().unwrap();
-    host.set_read_timeout(Some(PATIENCE)).unwrap();
-    host.set_write_timeout(Some(PATIENCE)).unwrap();
+    host.set_read_timeout(Some(TIMEOUT)).unwrap();
+    host.set_write_timeout(Some(TIMEOUT)).unwrap();
     (host, stream)
 }
 

@@ -30,7 +30,7 @@ const RESPONSE: u16 = 2;
 const RST: u16 = 3;
 const RW: u16 = 5;
 /// Time limit on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, PartialEq)]
 struct Packet {
@@ -170,7 +170,7 @@ impl Guest {
         };
         self.send(&response);
         let stream = connecting.join().unwrap().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         (stream, ports)
     }
 

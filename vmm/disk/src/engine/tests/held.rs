@@ -133,7 +133,7 @@ fn a_flush_that_failed_in_the_page_cache_fails_for_good() {
         let again = one(&mut bench, IoRequest::Flush);
         assert_eq!(again.err().map(|e| errno(&e)), lasts.then_some(libc::EIO));
         // Other engines of the disk report it, too.
-        assert_eq!(bench.image.lost(), if lasts { libc::EIO } else { 0 });
+        assert_eq!(bench.image.flush_error(), if lasts { libc::EIO } else { 0 });
     }
 }
 

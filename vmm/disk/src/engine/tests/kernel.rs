@@ -211,7 +211,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
         event: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
     };
     let mut engine = Engine::with_backend(Box::new(fake), 128);
-    let image = Disk::made_up(geometry, policy);
+    let image = Disk::without_image(geometry, policy);
     let disk = engine.attach(&image).unwrap();
     Bench {
         engine,

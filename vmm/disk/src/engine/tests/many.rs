@@ -8,7 +8,7 @@ use crate::{Disk, ErrorPolicy, Geometry, IoRequest};
 #[test]
 fn a_slot_is_reused_but_its_old_id_is_not() {
     let mut bench = bench(NONE, 1, true);
-    let disk = Disk::made_up(geometry(NONE), ErrorPolicy::Report);
+    let disk = Disk::without_image(geometry(NONE), ErrorPolicy::Report);
     let second = bench.engine.attach(&disk).unwrap();
     assert_eq!(
         bench.engine.attach(&disk).unwrap_err().kind(),
@@ -46,7 +46,7 @@ fn a_slot_is_reused_but_its_old_id_is_not() {
 #[test]
 fn blocks_rewritten_on_one_disk_do_not_hold_up_another() {
     let mut bench = bench(BLOCKS, 1, true);
-    let other = Disk::made_up(geometry(BLOCKS), ErrorPolicy::Report);
+    let other = Disk::without_image(geometry(BLOCKS), ErrorPolicy::Report);
     let other = bench.engine.attach(&other).unwrap();
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
@@ -74,7 +74,7 @@ fn a_disk_whose_blocks_are_rewritten_has_one_engine() {
         let (mut engine, _) = crate::testing::BackendScript::engine(4);
         engine.attach(disk).map(|id| (engine, id))
     };
-    let disk = Disk::made_up(geometry(BLOCKS), ErrorPolicy::Report);
+    let disk = Disk::without_image(geometry(BLOCKS), ErrorPolicy::Report);
     assert!(disk.needs_one_engine());
     let (mut first, id) = serve(&disk).unwrap();
     assert_eq!(serve(&disk).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
@@ -87,7 +87,7 @@ fn a_disk_whose_blocks_are_rewritten_has_one_engine() {
         logical_block,
         ..geometry(BLOCKS)
     };
-    let disk = Disk::made_up(whole, ErrorPolicy::Report);
+    let disk = Disk::without_image(whole, ErrorPolicy::Report);
     let served = [serve(&disk), serve(&disk)];
     assert!(served.iter().all(Result::is_ok));
 }

@@ -68,7 +68,7 @@ proptest! {
         let geometry = kernel::geometry(align);
         let Bench { mut engine, disk, kernel, .. } = bench_of(geometry, ErrorPolicy::Stop, seed, fallocate);
         kernel.lock().unwrap().shortage = shortage;
-        let disks = [disk, engine.attach(&Disk::made_up(geometry, ErrorPolicy::NoSpace)).unwrap()];
+        let disks = [disk, engine.attach(&Disk::without_image(geometry, ErrorPolicy::NoSpace)).unwrap()];
         let mut models = kernel.lock().unwrap().images.clone();
         for batch in batches {
             let mut taken: Vec<(usize, u64, u64)> = Vec::new();

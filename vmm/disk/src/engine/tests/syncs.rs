@@ -36,7 +36,7 @@ fn disk(write_cache: bool) -> Disk {
         write_cache,
         ..geometry(NONE)
     };
-    Disk::made_up(geometry, ErrorPolicy::Report)
+    Disk::without_image(geometry, ErrorPolicy::Report)
 }
 
 impl Served {

@@ -197,30 +197,34 @@ pub(super) fn cdb_len(opcode: u8) -> usize {
 
 /// Amount and direction of the data, in bytes, as the CDB says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum ExpectedTransfer {
     In(u64),
     Out(u64),
 }
 
-pub(super) fn wanted(length: Length, cdb: &Cdb, block_size: u32) -> Result<Wanted, Sense> {
+pub(super) fn expected_transfer(
+    length: Length,
+    cdb: &Cdb,
+    block_size: u32,
+) -> Result<ExpectedTransfer, Sense> {
     let bytes = |blocks: u32| u64::from(blocks) * u64::from(block_size);
     Ok(match length {
-        Length::None => Wanted::In(0),
-        Fixed(len) => Wanted::In(len.into()),
-        Read => Wanted::In(bytes(LbaRange::of(cdb).count)),
-        Write => Wanted::Out(bytes(LbaRange::of(cdb).count)),
+        Length::None => ExpectedTransfer::In(0),
+        Fixed(len) => ExpectedTransfer::In(len.into()),
+        Read => ExpectedTransfer::In(bytes(LbaRange::of(cdb).count)),
+        Write => ExpectedTransfer::Out(bytes(LbaRange::of(cdb).count)),
         // NDOB exists only in WRITE SAME (16).
-        Same if cdb.opcode() == 0x93 && cdb.bit(1, 0) => Wanted::Out(0),
-        Same => Wanted::Out(bytes(1)),
+        Same if cdb.opcode() == 0x93 && cdb.bit(1, 0) => ExpectedTransfer::Out(0),
+        Same => ExpectedTransfer::Out(bytes(1)),
         Verify => match cdb.u8(1) >> 1 & 3 {
-            0 => Wanted::Out(0),
-            1 => Wanted::Out(bytes(LbaRange::of(cdb).count)),
-            3 => Wanted::Out(bytes(1)),
+            0 => ExpectedTransfer::Out(0),
+            1 => ExpectedTransfer::Out(bytes(LbaRange::of(cdb).count)),
+            3 => ExpectedTransfer::Out(bytes(1)),
             _ => return Err(Sense::invalid_cdb(1, Some(2))),
         },
-        Compare => Wanted::Out(2 * bytes(cdb.u8(13).into())),
-        Allocation(at, len) => Wanted::In(cdb.number(at, len)),
-        List(at, len) => Wanted::Out(cdb.number(at, len)),
+        Compare => ExpectedTransfer::Out(2 * bytes(cdb.u8(13).into())),
+        Allocation(at, len) => ExpectedTransfer::In(cdb.number(at, len)),
+        List(at, len) => ExpectedTransfer::Out(cdb.number(at, len)),
     })
 }
 

@@ -11,7 +11,7 @@ use super::super::passthrough_device::{
 use super::super::sense::{Sense, SenseKey};
 use super::super::step::{ScsiCommand, ScsiStatus, Step};
 use super::super::task::{Direction, Procedure, Task, Work, answer};
-use super::allowed_commands::{self, AllowedCommand, Length, Wanted, is_supported};
+use super::allowed_commands::{self, AllowedCommand, ExpectedTransfer, Length, is_supported};
 use super::response_filter::ResponseFilter;
 
 /// Maximum length of sense data.
@@ -108,9 +108,9 @@ fn plan(
     command: &ScsiCommand<'_>,
 ) -> Result<(Cdb, Transfer), CommandError> {
     let most = u64::from(limits.max_transfer());
-    let wanted = allowed_commands::wanted(allowed.length, &cdb, limits.block_size)?;
+    let expected_transfer = allowed_commands::expected_transfer(allowed.length, &cdb, limits.block_size)?;
     if let Length::Allocation(at, len) = allowed.length
-        && let Wanted::In(asked) = wanted
+        && let ExpectedTransfer::In(asked) = expected_transfer
     {
         // An allocation length of 0 is not an error and transfers nothing.
         let least = match filter.and_then(ResponseFilter::allocation) {
@@ -122,21 +122,21 @@ fn plan(
         cdb.set_number(at, len, allocation);
         return Ok((cdb, incoming(allocation as u32, filter)));
     }
-    let too_long = match wanted {
-        Wanted::In(bytes) | Wanted::Out(bytes) => bytes > most,
+    let too_long = match expected_transfer {
+        ExpectedTransfer::In(bytes) | ExpectedTransfer::Out(bytes) => bytes > most,
     };
     if too_long {
         return Err(Sense::TOO_LONG.into());
     }
-    match wanted {
-        Wanted::In(bytes) => {
+    match expected_transfer {
+        ExpectedTransfer::In(bytes) => {
             if filter.is_none() {
-                command.takes(bytes)?;
+                command.check_data_in(bytes)?;
             }
             Ok((cdb, incoming(bytes as u32, filter)))
         }
-        Wanted::Out(bytes) => {
-            command.sends(bytes)?;
+        ExpectedTransfer::Out(bytes) => {
+            command.check_data_out(bytes)?;
             let transfer = match bytes {
                 0 => Transfer::None,
                 bytes => Transfer::Out(bytes as u32),

@@ -454,7 +454,7 @@ fn extents_of_any_length_are_taken() {
         });
         let response = loop {
             match task.next(&mut rig.unit) {
-                Step::Extent { .. } => task.settle_extent(Ok(Extent { allocated: true, len })),
+                Step::Extent { .. } => task.complete_extent_step(Ok(Extent { allocated: true, len })),
                 Step::Done(response) => break response,
                 step => panic!("{step:?}"),
             }

@@ -103,7 +103,9 @@ impl Rig {
             }
             self.check(&step, &task, out.len(), room);
             match self.fail {
-                Some((number, kind)) if number + 1 == self.steps.len() => task.settle(Err(kind.into())),
+                Some((number, kind)) if number + 1 == self.steps.len() => {
+                    task.complete_step(Err(kind.into()))
+                }
                 _ => self.carry_out(&step, &mut task, out, &mut data_in),
             }
         };
@@ -234,7 +236,7 @@ impl Rig {
                 let stop = (next..end)
                     .step_by(self.grain)
                     .find(|&at| allocated(at) != allocated(offset));
-                return task.settle_extent(Ok(Extent {
+                return task.complete_extent_step(Ok(Extent {
                     allocated: allocated(offset),
                     len: (stop.unwrap_or(end) - offset) as u64,
                 }));
@@ -246,7 +248,7 @@ impl Rig {
             Step::Discard { .. } | Step::Flush => (),
             Step::Passthrough(_) | Step::Done(_) => unreachable!(),
         }
-        task.settle(Ok(()));
+        task.complete_step(Ok(()));
     }
 
     fn punch(&mut self, offset: usize, len: usize) {

@@ -117,7 +117,7 @@ impl Rig {
             };
             passages += 1;
             assert_eq!(passages, 1, "a command is sent once");
-            task.settle_passthrough(pass(device, &command_out, out, &mut data_in));
+            task.complete_passthrough_step(pass(device, &command_out, out, &mut data_in));
         };
         assert_eq!(
             response.status == ScsiStatus::CheckCondition,
