@@ -10,7 +10,8 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use husk_fuzz::host::{Json, with_clock};
 use husk_guest_agent::{
-    AgentError, Answer, Exec, ExecStatus, FreezeGuard, GuestAgent, Needs, Query, ShutdownMode, check_support,
+    AgentError, Answer, Exec, ExecStatus, FreezeGuard, GuestAgent, Query, RequiredCommands, ShutdownMode,
+    check_support,
 };
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -296,7 +297,7 @@ fn check(answer: &Answer) {
             assert!(info.supported_commands.len() <= 1024);
             let _ = check_support(
                 info,
-                Needs {
+                RequiredCommands {
                     ssh: true,
                     password: true,
                 },

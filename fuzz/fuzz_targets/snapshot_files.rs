@@ -205,7 +205,7 @@ fuzz_target!(|program: Program| {
     if let Ok(snapshot) = read(directory) {
         let _ = snapshot.check_restorable(directory);
         let _ = (
-            snapshot.written_outside(),
+            snapshot.unsaved_volumes(),
             snapshot.written_copies(),
             snapshot.interface_names().count(),
         );

@@ -103,7 +103,7 @@ fuzz_target!(|input: Input<'_>| {
         .map_err(|error| error.to_string());
     let _ = snapshot.metadata_for("default", "copy");
     let disks = snapshot.plan.disks.len();
-    assert!(snapshot.written_outside().len() <= disks && snapshot.written_copies().len() <= disks);
+    assert!(snapshot.unsaved_volumes().len() <= disks && snapshot.written_copies().len() <= disks);
     assert!(snapshot.interface_names().all(|name| !name.is_empty()));
 });
 

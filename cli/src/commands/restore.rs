@@ -185,7 +185,7 @@ fn notes(snapshot: &Snapshot) {
             "volume {volume:?}: the VM writes to a copy of the image, which is lost when it ends"
         ));
     }
-    for volume in snapshot.written_outside() {
+    for volume in snapshot.unsaved_volumes() {
         note(&format!(
             "volume {volume:?}: it is not in the snapshot, which cannot be restored again"
         ));

@@ -40,7 +40,7 @@ impl LineDecoder {
     }
 
     /// Looks for the next sentinel, within the same budget.
-    pub(crate) fn hunt(&mut self) {
+    pub(crate) fn resync(&mut self) {
         self.mode = Mode::Hunting;
     }
 

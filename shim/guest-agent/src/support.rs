@@ -38,7 +38,7 @@ pub const PASSWORD_COMMANDS: [&str; 1] = ["guest-set-user-password"];
 
 /// What a VMI's access credentials need of the agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct RequiredCommands {
     /// Public keys with the propagation method `qemuGuestAgent`.
     pub ssh: bool,
     /// Passwords with the same.
@@ -61,7 +61,7 @@ pub enum Unsupported {
 ///
 /// # Errors
 /// The first set of which a command is missing or switched off: basic, public keys, passwords.
-pub fn check_support(info: &AgentInfo, needs: Needs) -> Result<(), Unsupported> {
+pub fn check_support(info: &AgentInfo, needs: RequiredCommands) -> Result<(), Unsupported> {
     let basic = info.missing(&BASIC_COMMANDS);
     if !basic.is_empty() {
         return Err(Unsupported::Basic(basic));
@@ -116,18 +116,18 @@ mod tests {
     #[test]
     fn a_basic_command_that_is_missing_or_off_is_named() {
         let mut agent = info(&BASIC_COMMANDS);
-        assert_eq!(check_support(&agent, Needs::default()), Ok(()));
+        assert_eq!(check_support(&agent, RequiredCommands::default()), Ok(()));
         agent.supported_commands[8].enabled = false;
         agent.supported_commands.remove(0);
         assert_eq!(
-            check_support(&agent, Needs::default()),
+            check_support(&agent, RequiredCommands::default()),
             Err(Unsupported::Basic(vec!["guest-ping", "guest-get-timezone"]))
         );
     }
 
     #[test]
     fn credentials_need_more() {
-        let needs = Needs {
+        let needs = RequiredCommands {
             ssh: true,
             password: true,
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use husk_guest_agent::{
     AgentError, Answer, BASIC_COMMANDS, Exec, ExecOutput, ExecStatus, Fault, FsFreezeStatus, GuestAgent,
-    Needs, Poller, Query, check_support,
+    Poller, Query, RequiredCommands, check_support,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -111,7 +111,7 @@ async fn it_answers_every_query() {
         info.version
     );
     assert_eq!(info.missing(&BASIC_COMMANDS), ["guest-shutdown"]);
-    assert!(check_support(&info, Needs::default()).is_err());
+    assert!(check_support(&info, RequiredCommands::default()).is_err());
     assert_eq!(client.host_name(LIMIT).await.unwrap(), kernel("hostname"));
     let os = client.os_info(LIMIT).await.unwrap();
     assert_eq!(os.kernel_release, Some(kernel("osrelease")));

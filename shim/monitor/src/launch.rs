@@ -105,12 +105,12 @@ pub async fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32,
     match serde_json::from_str(&line) {
         Ok(StartReport::Running { pid }) => Ok(pid),
         Ok(StartReport::Failed { reason, message }) => {
-            gone(child).await;
+            wait_for_exit(child).await;
             Err(LaunchError::Failed { reason, message })
         }
         Err(_) => {
             let _ = child.kill();
-            gone(child).await;
+            wait_for_exit(child).await;
             Err(LaunchError::Silent)
         }
     }
@@ -126,7 +126,7 @@ async fn first_line(stdout: ChildStdout) -> io::Result<String> {
 }
 
 /// Waits until a monitor that is ending has ended.
-async fn gone(mut child: Child) {
+async fn wait_for_exit(mut child: Child) {
     let _ = spawn_blocking(move || child.wait()).await;
 }
 

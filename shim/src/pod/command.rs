@@ -11,7 +11,7 @@ use oci_spec::runtime::LinuxResources;
 use super::build::BuiltVm;
 use super::container::{ContainerExit, ContainerResources, ContainerStatus};
 use super::exec::ExecRequest;
-use super::launcher::{Launch, LaunchError, Waited};
+use super::launcher::{Launch, LaunchError, VmiWaitResult};
 use super::task_error::{Reply, TaskError};
 use crate::stdio::Streams;
 
@@ -22,13 +22,13 @@ pub(crate) enum PodCommand {
     Start(String, Reply<u32>),
     Delete(String, Reply<ContainerExit>),
     Kill(String, u32, Reply<()>),
-    Look(String, Reply<ContainerStatus>),
+    ContainerStatus(String, Reply<ContainerStatus>),
     Exec(ExecRequest, Reply<()>),
     /// The second string of these is the id of a process that was added.
     StartExec(String, String, Reply<u32>),
     KillExec(String, String, Reply<()>),
     DeleteExec(String, String, Reply<ContainerExit>),
-    LookExec(String, String, Reply<ContainerStatus>),
+    ExecStatus(String, String, Reply<ContainerStatus>),
     Stats(String, Reply<CgroupStats>),
     Update(String, Box<LinuxResources>, Reply<()>),
     CloseStdin(String, Reply<()>),
@@ -49,7 +49,7 @@ pub(crate) enum TaskOutcome {
     Prepared(String, ContainerResources, Result<(), TaskError>, Reply<u32>),
     Booted(String, Box<EmbeddedVm>, Result<(), EmbeddedVmError>, Reply<u32>),
     /// The wait of a launcher container for its VMI has ended.
-    Waited(String, Launch, Waited),
+    VmiWaitResult(String, Launch, VmiWaitResult),
     /// The VM of a launcher container has been built, or not.
     Launched(
         String,

@@ -80,7 +80,7 @@ impl Pod {
                 self.containers.insert(id.clone(), container);
                 self.spawn_task(async move {
                     let mut reply = reply;
-                    let built = builder.build(not_wanted(stopped, &mut reply)).await;
+                    let built = builder.build(create_cancelled(stopped, &mut reply)).await;
                     TaskOutcome::Built(id, built.map(Box::new), reply)
                 });
             }
@@ -220,7 +220,7 @@ impl Pod {
 }
 
 /// Completes when the container is to end, or the caller of its creation has given up.
-pub(super) async fn not_wanted(stopped: impl Future<Output = ()>, reply: &mut Reply<u32>) {
+pub(super) async fn create_cancelled(stopped: impl Future<Output = ()>, reply: &mut Reply<u32>) {
     tokio::select! {
         () = stopped => {}
         () = reply.closed() => {}

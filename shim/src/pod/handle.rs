@@ -26,16 +26,20 @@ impl PodHandle {
     }
 
     /// Returns the state of a container, or of a process that was added to it if `exec_id` is not empty.
-    pub(crate) async fn look(&self, id: String, exec_id: String) -> Result<ContainerStatus, TaskError> {
+    pub(crate) async fn container_status(
+        &self,
+        id: String,
+        exec_id: String,
+    ) -> Result<ContainerStatus, TaskError> {
         match exec_id.is_empty() {
-            true => self.ask(|reply| PodCommand::Look(id, reply)).await,
-            false => self.ask(|reply| PodCommand::LookExec(id, exec_id, reply)).await,
+            true => self.ask(|reply| PodCommand::ContainerStatus(id, reply)).await,
+            false => self.ask(|reply| PodCommand::ExecStatus(id, exec_id, reply)).await,
         }
     }
 
     /// Waits for the exit of a container, or of a process that was added to it.
     pub(crate) async fn exit(&self, id: String, exec_id: String) -> Result<ContainerExit, TaskError> {
-        let mut changes = self.look(id, exec_id).await?.changes;
+        let mut changes = self.container_status(id, exec_id).await?.changes;
         let stopped = changes
             .wait_for(|phase| matches!(phase, ContainerPhase::Stopped(_)))
             .await;
@@ -48,7 +52,9 @@ impl PodHandle {
 
     /// Pauses or resumes a VM. The actor handles other requests meanwhile.
     pub(crate) async fn pause(&self, id: String, pause: bool) -> Result<(), TaskError> {
-        let seen = self.ask(|reply| PodCommand::Look(id.clone(), reply)).await?;
+        let seen = self
+            .ask(|reply| PodCommand::ContainerStatus(id.clone(), reply))
+            .await?;
         let Some(vm) = seen.vm else {
             let text = format!("container {id} is not a VM and cannot be paused");
             return Err(TaskError::unimplemented(text));

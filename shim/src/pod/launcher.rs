@@ -37,7 +37,7 @@ pub(crate) struct Launch {
 
 /// The end of the wait for a VMI.
 #[derive(Debug)]
-pub(crate) enum Waited {
+pub(crate) enum VmiWaitResult {
     Vmi(PendingVm, StartRequest),
     /// `Shutdown` or `Kill` was called.
     Ended,
@@ -98,36 +98,36 @@ impl Pod {
         self.spawn_task(async move {
             let waited = tokio::select! {
                 call = pending.call() => match call {
-                    PendingCall::Start(request) => Waited::Vmi(pending, request),
+                    PendingCall::Start(request) => VmiWaitResult::Vmi(pending, request),
                     PendingCall::End(reply) => {
                         pending.close();
                         let _ = reply.send(());
-                        Waited::Ended
+                        VmiWaitResult::Ended
                     }
                 },
                 () = sleep_until(launch.deadline) => {
                     pending.close();
-                    Waited::TimedOut
+                    VmiWaitResult::TimedOut
                 }
                 _ = stopped => {
                     pending.close();
-                    Waited::Stopped
+                    VmiWaitResult::Stopped
                 }
             };
-            TaskOutcome::Waited(id, launch, waited)
+            TaskOutcome::VmiWaitResult(id, launch, waited)
         });
     }
 
-    pub(super) fn waited(&mut self, id: String, launch: Launch, waited: Waited) {
+    pub(super) fn waited(&mut self, id: String, launch: Launch, waited: VmiWaitResult) {
         match waited {
-            Waited::Vmi(pending, request) => self.build_launched(id, launch, pending, request),
-            Waited::Ended => self.launcher_exits(&id, 0),
-            Waited::TimedOut => {
+            VmiWaitResult::Vmi(pending, request) => self.build_launched(id, launch, pending, request),
+            VmiWaitResult::Ended => self.launcher_exits(&id, 0),
+            VmiWaitResult::TimedOut => {
                 let VmiIdentity { namespace, name, .. } = &launch.identity;
                 warn!(id, "SyncVmi did not start the VM {namespace}/{name} in time");
                 self.launcher_exits(&id, NOT_IN_TIME);
             }
-            Waited::Stopped => {}
+            VmiWaitResult::Stopped => {}
         }
     }
 

@@ -94,7 +94,9 @@ impl Pod {
             PodCommand::Start(id, reply) => self.start(&id, reply),
             PodCommand::Delete(id, reply) => self.delete(&id, reply).await,
             PodCommand::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
-            PodCommand::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
+            PodCommand::ContainerStatus(id, reply) => {
+                drop(reply.send(self.find(&id).map(|container| container.seen())))
+            }
             PodCommand::Exec(request, reply) => drop(reply.send(self.exec(request))),
             PodCommand::StartExec(id, exec_id, reply) => self.start_exec(&id, &exec_id, reply),
             PodCommand::KillExec(id, exec_id, reply) => {
@@ -103,7 +105,7 @@ impl Pod {
             PodCommand::DeleteExec(id, exec_id, reply) => {
                 let _ = reply.send(self.delete_exec(&id, &exec_id));
             }
-            PodCommand::LookExec(id, exec_id, reply) => drop(reply.send(self.look_exec(&id, &exec_id))),
+            PodCommand::ExecStatus(id, exec_id, reply) => drop(reply.send(self.exec_status(&id, &exec_id))),
             PodCommand::Stats(id, reply) => drop(reply.send(self.stats(&id))),
             PodCommand::Update(id, resources, reply) => self.update(&id, *resources, reply),
             PodCommand::CloseStdin(id, reply) => {
@@ -140,7 +142,7 @@ impl Pod {
             TaskOutcome::Booted(id, embedded_vm, booted, reply) => {
                 self.booted(&id, *embedded_vm, booted, reply)
             }
-            TaskOutcome::Waited(id, launch, waited) => self.waited(id, launch, waited),
+            TaskOutcome::VmiWaitResult(id, launch, waited) => self.waited(id, launch, waited),
             TaskOutcome::Launched(id, launch, built, request) => self.launched(&id, launch, built, request),
             TaskOutcome::ConsoleConnected(id, connected) => self.console_connected(&id, connected),
             TaskOutcome::ExecEnded(id, exec_id, status) => self.exec_ended(&id, &exec_id, status),

@@ -141,10 +141,10 @@ async fn a_vm_that_is_being_built_ends_with_its_sandbox_or_the_create_call() {
 
     let (stop, stopped) = BuildStop::new();
     let (mut create, is_created) = oneshot::channel();
-    let mut not_wanted = std::pin::pin!(create::not_wanted(stopped, &mut create));
-    assert!(!completes(not_wanted.as_mut()).await);
+    let mut create_cancelled = std::pin::pin!(create::create_cancelled(stopped, &mut create));
+    assert!(!completes(create_cancelled.as_mut()).await);
     drop(is_created);
-    assert!(completes(not_wanted).await && !stop.is_stopped());
+    assert!(completes(create_cancelled).await && !stop.is_stopped());
 }
 
 #[tokio::test]

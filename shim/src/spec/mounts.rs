@@ -32,14 +32,14 @@ pub(super) const CLAIMS: &str = "/var/run/kubevirt-private/vmi-disks";
 /// A mount with a meaning for the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
-    pub(super) is: Is,
+    pub(super) kind: MountKind,
     /// Path on the host.
     pub(super) source: PathBuf,
     pub(super) read_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Is {
+pub(super) enum MountKind {
     Volume(String),
     /// An image volume with the containerDisk of the VMI's volume at this index.
     ImageVolume(usize),
@@ -59,7 +59,7 @@ pub(super) enum Is {
 pub(super) fn mounts(spec: &Spec) -> Vec<Mount> {
     let mounts = spec.mounts().iter().flatten();
     let known = mounts.filter_map(|mount| {
-        let is = what(mount.destination())?;
+        let kind = mount_kind(mount.destination())?;
         let options = mount.options().iter().flatten();
         let mut read_only = false;
         for option in options {
@@ -70,7 +70,7 @@ pub(super) fn mounts(spec: &Spec) -> Vec<Mount> {
             }
         }
         Some(Mount {
-            is,
+            kind,
             source: mount.source().clone().filter(|source| source.is_absolute())?,
             read_only,
         })
@@ -78,31 +78,31 @@ pub(super) fn mounts(spec: &Spec) -> Vec<Mount> {
     known.collect()
 }
 
-fn what(destination: &Path) -> Option<Is> {
+fn mount_kind(destination: &Path) -> Option<MountKind> {
     let destination = destination.strip_prefix("/").ok()?;
     // /var/run is a link to /run.
     let destination = destination.strip_prefix("var").unwrap_or(destination);
-    for (path, is) in [
-        (SERVICE_ACCOUNT, Is::ServiceAccount),
-        (EPHEMERAL, Is::Ephemeral),
-        (HOTPLUG, Is::Hotplug),
-        (KERNEL_BOOT, Is::KernelBoot),
+    for (path, kind) in [
+        (SERVICE_ACCOUNT, MountKind::ServiceAccount),
+        (EPHEMERAL, MountKind::Ephemeral),
+        (HOTPLUG, MountKind::Hotplug),
+        (KERNEL_BOOT, MountKind::KernelBoot),
     ] {
         if destination == Path::new(path) {
-            return Some(is);
+            return Some(kind);
         }
     }
     let (parent, name) = (destination.parent()?, destination.file_name()?.to_str()?);
     if parent == Path::new(IMAGE_VOLUMES) {
         let index = name.strip_prefix(IMAGE_VOLUME_PREFIX)?;
-        return index.parse().ok().map(Is::ImageVolume);
+        return index.parse().ok().map(MountKind::ImageVolume);
     }
     if parent.parent() == Some(Path::new(SECRETS)) {
-        return Some(Is::SecretKey {
+        return Some(MountKind::SecretKey {
             volume: parent.file_name()?.to_str()?.to_owned(),
             key: name.to_owned(),
         });
     }
     let known = VOLUMES.iter().any(|path| parent == Path::new(path));
-    known.then(|| Is::Volume(name.to_owned()))
+    known.then(|| MountKind::Volume(name.to_owned()))
 }

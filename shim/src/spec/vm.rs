@@ -17,7 +17,7 @@ use super::annotations::{VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, ui
 use super::devices::devices;
 use super::error::SpecError;
 use super::limit::MemoryLimit;
-use super::mounts::{CLAIMS, Is, mounts};
+use super::mounts::{CLAIMS, MountKind, mounts};
 
 /// A VM and the resources of its container.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ impl VmContainer {
         volumes: &BTreeMap<String, PathBuf>,
     ) -> Result<VmContainer, SpecError> {
         husk_vmi::validate(vmi).map_err(SpecError::Fields)?;
-        let mut offer = Offer::new(spec)?;
+        let mut offer = PodVolumeSources::new(spec)?;
         offer.containers(vmi, spec, rootfs, volumes);
         let resources = offer.resources(vmi, spec)?;
         let plan = plan(&offer.at_start(vmi), &resources).map_err(SpecError::Fields)?;
@@ -110,7 +110,7 @@ pub fn volumes_of(vmi: &Vmi) -> impl Iterator<Item = &str> {
 
 /// The data that a pod has for its VM's volumes.
 #[derive(Debug, Default)]
-struct Offer {
+struct PodVolumeSources {
     /// Sources, by volume.
     mounts: BTreeMap<String, PathBuf>,
     devices: BTreeMap<String, PathBuf>,
@@ -129,26 +129,26 @@ struct Offer {
     read_only: Vec<String>,
 }
 
-impl Offer {
-    fn new(spec: &Spec) -> Result<Offer, SpecError> {
-        let mut offer = Offer::default();
+impl PodVolumeSources {
+    fn new(spec: &Spec) -> Result<PodVolumeSources, SpecError> {
+        let mut offer = PodVolumeSources::default();
         for mount in mounts(spec) {
-            match mount.is {
-                Is::Volume(name) => {
+            match mount.kind {
+                MountKind::Volume(name) => {
                     if mount.read_only {
                         offer.read_only.push(name.clone());
                     }
                     offer.mounts.insert(name, mount.source);
                 }
-                Is::ImageVolume(index) => drop(offer.image_volumes.insert(index, mount.source)),
-                Is::KernelBoot => offer.kernel_boot = Some(mount.source),
-                Is::SecretKey { volume, key } => {
+                MountKind::ImageVolume(index) => drop(offer.image_volumes.insert(index, mount.source)),
+                MountKind::KernelBoot => offer.kernel_boot = Some(mount.source),
+                MountKind::SecretKey { volume, key } => {
                     let files = offer.seed_files.entry(volume).or_default();
                     files.push((key, mount.source));
                 }
-                Is::ServiceAccount => offer.service_account = Some(mount.source),
-                Is::Ephemeral => offer.ephemeral = Some(mount.source),
-                Is::Hotplug => offer.hotplug = Some(mount.source),
+                MountKind::ServiceAccount => offer.service_account = Some(mount.source),
+                MountKind::Ephemeral => offer.ephemeral = Some(mount.source),
+                MountKind::Hotplug => offer.hotplug = Some(mount.source),
             }
         }
         for device in devices(spec)? {

@@ -98,7 +98,7 @@ impl Task for Service {
 
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
         let exec_id = request.exec_id.clone();
-        let seen = self.pod.look(request.id, request.exec_id).await?;
+        let seen = self.pod.container_status(request.id, request.exec_id).await?;
         let status = match &seen.phase {
             ContainerPhase::Creating | ContainerPhase::Created => Status::CREATED,
             ContainerPhase::Running { paused: false } => Status::RUNNING,
@@ -134,7 +134,10 @@ impl Task for Service {
     }
 
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
-        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        let seen = self
+            .pod
+            .ask(|reply| PodCommand::ContainerStatus(request.id, reply))
+            .await?;
         let processes = seen.processes.into_iter().map(|pid| ProcessInfo {
             pid,
             ..Default::default()
@@ -174,7 +177,10 @@ impl Task for Service {
     }
 
     async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
-        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        let seen = self
+            .pod
+            .ask(|reply| PodCommand::ContainerStatus(request.id, reply))
+            .await?;
         Ok(ConnectResponse {
             shim_pid: std::process::id(),
             task_pid: seen.pid,
@@ -196,7 +202,7 @@ impl Task for Service {
     async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
         if !request.exec_id.is_empty() {
             // No process reads its input.
-            self.pod.look(request.id, request.exec_id).await?;
+            self.pod.container_status(request.id, request.exec_id).await?;
         } else if request.stdin {
             self.pod
                 .ask(|reply| PodCommand::CloseStdin(request.id, reply))
@@ -207,7 +213,7 @@ impl Task for Service {
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
         // A serial line has no window size.
-        self.pod.look(request.id, request.exec_id).await?;
+        self.pod.container_status(request.id, request.exec_id).await?;
         Ok(Empty::default())
     }
 
@@ -231,7 +237,9 @@ impl Task for Service {
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
-        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        self.pod
+            .ask(|reply| PodCommand::ContainerStatus(request.id, reply))
+            .await?;
         Err(TaskError::unimplemented("a VM has no checkpoints").into())
     }
 }

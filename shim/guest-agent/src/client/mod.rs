@@ -202,7 +202,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
                 return Ok(());
             }
             // The reply to an earlier synchronisation, or garbage: the next sentinel may be followed by ours.
-            self.decoder.hunt();
+            self.decoder.resync();
         }
         Err(call.fault(Fault::Strays(MAX_STRAYS)))
     }

@@ -199,7 +199,7 @@ impl Poller {
     }
 
     /// Makes a query due now, as the status after a freeze.
-    pub fn hurry(&mut self, query: Query, now: Instant) {
+    pub fn poll_now(&mut self, query: Query, now: Instant) {
         if !self.is_active() {
             return;
         }

@@ -61,7 +61,7 @@ fn file_systems_that_are_not_frozen_are_asked_about_less_often() {
     );
     let frozen = now + SECOND * 200;
     poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
-    poller.hurry(Query::FsFreezeStatus, frozen);
+    poller.poll_now(Query::FsFreezeStatus, frozen);
     assert_eq!(times(&mut poller, frozen, Query::FsFreezeStatus, 12), [0, 5, 10]);
 }
 
@@ -100,7 +100,7 @@ fn it_rests_while_disconnected_or_paused() {
     assert_eq!(poller.wake_at(), Some(now + SECOND * 5));
     poller.paused(now);
     assert_eq!(poller.wake_at(), None);
-    poller.hurry(Query::FsFreezeStatus, now);
+    poller.poll_now(Query::FsFreezeStatus, now);
     assert_eq!(poller.take_due(now + SECOND * 100), None);
     poller.disconnected(now);
     poller.resumed(now);
@@ -115,7 +115,7 @@ fn a_query_can_be_hurried() {
     let now = Instant::now();
     let mut poller = connected(now);
     while poller.take_due(now).is_some() {}
-    poller.hurry(Query::FsFreezeStatus, now + SECOND);
+    poller.poll_now(Query::FsFreezeStatus, now + SECOND);
     assert_eq!(poller.take_due(now + SECOND), Some(Query::FsFreezeStatus));
     assert_eq!(poller.take_due(now + SECOND), None);
 }

@@ -97,7 +97,8 @@ impl Listener {
     }
 }
 
-/// Waits until a listener that is behind can catch up. Returns false if its reader is gone. Never completes for others.
+/// Waits until the channel of a listener with unsent output has free slots. Returns false if its reader is gone. Never
+/// completes if there is no listener, or nothing unsent.
 pub(super) async fn room(listener: Option<&Listener>) -> bool {
     match listener.filter(|listener| listener.is_behind()) {
         Some(listener) => listener.output.reserve_many(CATCH_UP).await.is_ok(),

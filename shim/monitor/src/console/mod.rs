@@ -162,14 +162,14 @@ impl Actor {
         loop {
             tokio::select! {
                 read = read(&mut self.guest, &mut chunk) => match read {
-                    Some(length) => self.said(&chunk[..length]),
-                    None => self.hung_up(),
+                    Some(length) => self.on_output(&chunk[..length]),
+                    None => self.on_hangup(),
                 },
                 attach = self.attaches.recv() => match attach {
                     Some(attach) => self.attached(attach),
                     None => return,
                 },
-                Some(input) = self.inputs.recv(), if self.pending.len() < INPUT_BYTES => self.typed(input),
+                Some(input) = self.inputs.recv(), if self.pending.len() < INPUT_BYTES => self.on_input(input),
                 written = self.writer.write(&self.pending), if !self.pending.is_empty() => match written {
                     Ok(length @ 1..) => drop(self.pending.drain(..length)),
                     _ => self.pending.clear(),
@@ -180,7 +180,7 @@ impl Actor {
         }
     }
 
-    fn said(&mut self, data: &[u8]) {
+    fn on_output(&mut self, data: &[u8]) {
         self.log.append(data);
         self.scrollback.append(data);
         for listener in [&mut self.session, &mut self.mirror] {
@@ -190,7 +190,7 @@ impl Actor {
         }
     }
 
-    fn hung_up(&mut self) {
+    fn on_hangup(&mut self) {
         debug!("the guest's console closed");
         self.guest = None;
         for listener in [self.session.take(), self.mirror.take()].into_iter().flatten() {
@@ -215,9 +215,9 @@ impl Actor {
         if let Some(older) = place.take() {
             older.end(Ended::TakenOver);
         }
-        let said = self.scrollback.content();
-        if !said.is_empty() {
-            listener.send(&said);
+        let earlier = self.scrollback.content();
+        if !earlier.is_empty() {
+            listener.send(&earlier);
         }
         if self.guest.is_some() {
             *place = Some(listener);
@@ -226,7 +226,7 @@ impl Actor {
         }
     }
 
-    fn typed(&mut self, input: Input) {
+    fn on_input(&mut self, input: Input) {
         let mut listeners = [&self.session, &self.mirror].into_iter().flatten();
         if self.guest.is_some() && listeners.any(|listener| listener.id == input.session) {
             self.pending.extend(input.data);

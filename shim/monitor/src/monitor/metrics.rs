@@ -10,14 +10,14 @@ const MOST_VCPUS: usize = 512;
 
 /// Collects the metrics of a VMM's process and from its `Info` answer. `vhost` are the counters of the interfaces whose
 /// frames the kernel moves.
-pub(super) fn metrics(pid: u32, said: Option<&InfoResponse>, vhost: Vec<InterfaceMetrics>) -> Metrics {
-    let nics = said.map_or(&[][..], |said| &said.nics);
+pub(super) fn metrics(pid: u32, vmm_info: Option<&InfoResponse>, vhost: Vec<InterfaceMetrics>) -> Metrics {
+    let nics = vmm_info.map_or(&[][..], |vmm_info| &vmm_info.nics);
     let interfaces = nics.iter().filter(|nic| !nic.vhost).map(|nic| InterfaceMetrics {
         name: nic.id.clone(),
         received: nic.received,
         sent: nic.sent,
     });
-    let disks = said.map_or(&[][..], |said| &said.disks);
+    let disks = vmm_info.map_or(&[][..], |vmm_info| &vmm_info.disks);
     let disks = disks.iter().filter_map(|disk| {
         Some(DiskMetrics {
             name: disk.id.clone(),
@@ -29,7 +29,7 @@ pub(super) fn metrics(pid: u32, said: Option<&InfoResponse>, vhost: Vec<Interfac
     Metrics {
         vcpu_run_ns: vcpus.iter().map(|vcpu| vcpu.run_ns).collect(),
         resident_bytes: resident(pid),
-        balloon_bytes: said.and_then(|said| said.balloon_bytes),
+        balloon_bytes: vmm_info.and_then(|vmm_info| vmm_info.balloon_bytes),
         interfaces: interfaces.chain(vhost).collect(),
         cpu_user_ns: cpu.map(|cpu| cpu.user_ns),
         cpu_system_ns: cpu.map(|cpu| cpu.system_ns),
@@ -158,14 +158,14 @@ mod tests {
             counters,
             ..DiskInfo::default()
         };
-        let said = InfoResponse {
+        let vmm_info = InfoResponse {
             nics: vec![nic("fast", true), nic("plain", false)],
             balloon_bytes: Some(4096),
             disks: vec![disk("image", Some(counted)), disk("passthrough", None)],
             ..InfoResponse::default()
         };
         // No process has this id.
-        let found = metrics(u32::MAX, Some(&said), Vec::new());
+        let found = metrics(u32::MAX, Some(&vmm_info), Vec::new());
         assert_eq!((found.vcpu_run_ns, found.resident_bytes), (Vec::new(), None));
         assert_eq!((found.cpu_user_ns, found.cpu_system_ns), (None, None));
         assert_eq!(found.balloon_bytes, Some(4096));
@@ -180,7 +180,7 @@ mod tests {
             name: "fast".into(),
             ..InterfaceMetrics::default()
         };
-        let found = metrics(u32::MAX, Some(&said), vec![tap.clone()]);
+        let found = metrics(u32::MAX, Some(&vmm_info), vec![tap.clone()]);
         assert_eq!((found.interfaces.len(), &found.interfaces[1]), (2, &tap));
     }
 

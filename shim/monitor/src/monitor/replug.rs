@@ -70,7 +70,7 @@ impl Replug {
     }
 
     /// Has the guest, which runs, release each NIC, and plugs the others.
-    pub(super) async fn carry_out(self, mut connection: VmmConnection) -> Result<(), Status> {
+    pub(super) async fn execute(self, mut connection: VmmConnection) -> Result<(), Status> {
         let releases = self.0.iter().map(|nic| release(connection.clone(), &nic.name));
         try_join_all(releases).await?;
         for nic in self.0 {

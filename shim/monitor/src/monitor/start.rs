@@ -33,7 +33,7 @@ use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
 use crate::program::Program;
-use crate::snapshot::{KeptDisk, MEMORY, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk};
+use crate::snapshot::{MEMORY, OpenDiskRefs, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess};
 
@@ -175,9 +175,9 @@ fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, SizeProbe)> {
 }
 
 /// References to the images of all disks, for snapshots.
-fn kept(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, KeptDisk)> {
+fn kept(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, OpenDiskRefs)> {
     let disks = plan.disks.iter().zip(&volumes.disks);
-    let kept = disks.filter_map(|(plan, open)| match KeptDisk::of(open) {
+    let kept = disks.filter_map(|(plan, open)| match OpenDiskRefs::of(open) {
         Ok(kept) => Some((plan.name.clone(), kept)),
         Err(error) => {
             warn!(volume = plan.name, %error, "the volume cannot be in a snapshot");
@@ -298,7 +298,7 @@ async fn create_and_boot(
         .await
         .map_err(|e| VmmFailure::Call("BootFailed", e))?;
     if let Some(replug) = replug {
-        let replugged = replug.carry_out(connection).await;
+        let replugged = replug.execute(connection).await;
         replugged.map_err(|e| VmmFailure::Call("StartFailed", e))?;
     }
     Ok(VmmEvents::new(events.into_inner()))

@@ -94,8 +94,8 @@ impl EventListener {
 
 /// The metrics that a VMM's answer gives.
 #[must_use]
-pub fn metrics_of(said: &InfoResponse) -> Metrics {
-    metrics::metrics(u32::MAX, Some(said), Vec::new())
+pub fn metrics_of(vmm_info: &InfoResponse) -> Metrics {
+    metrics::metrics(u32::MAX, Some(vmm_info), Vec::new())
 }
 
 /// The port of the guest that a program on vsock.sock asks for.

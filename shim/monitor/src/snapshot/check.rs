@@ -8,7 +8,7 @@ use husk_volumes::ImageFormat;
 use serde_json::Value;
 
 use super::format::{
-    BaseContent, CHECKSUMS, DiskContent, HeldImage, MEMORY, SNAPSHOT, STATE, SavedDisk, Snapshot,
+    BaseContent, CHECKSUMS, DiskContent, MEMORY, SNAPSHOT, STATE, SavedDisk, Snapshot, SnapshotImage,
 };
 use super::interfaces;
 
@@ -86,7 +86,7 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
 }
 
 /// The images of a disk that are in the snapshot.
-pub(super) fn images(content: &DiskContent) -> Vec<&HeldImage> {
+pub(super) fn images(content: &DiskContent) -> Vec<&SnapshotImage> {
     match content {
         DiskContent::Held { image, base, .. } => match base {
             Some(BaseContent::Held(base)) => vec![image, base],

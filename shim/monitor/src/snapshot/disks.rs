@@ -1,4 +1,4 @@
-//! The disks of a VM that is saved: which travel, and their copies.
+//! The disks of a VM that is saved: which of them the snapshot includes, and the copies of these.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -11,8 +11,8 @@ use husk_volumes::{BlockSizes, ImageFormat, copy_image, reflink};
 
 use super::directory::NewSnapshot;
 use super::error::SnapshotError;
-use super::format::{BaseContent, DiskContent, HeldImage, SavedDisk};
-use super::kept_disk::{KeptDisk, KeptImage};
+use super::format::{BaseContent, DiskContent, SavedDisk, SnapshotImage};
+use super::open_disk_refs::{OpenDiskRefs, OpenImageRef};
 
 /// The disks of a VM.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct DiskSet {
     /// Disks that were plugged, and drives whose disc was inserted.
     pub(crate) plugged: HashSet<String>,
     /// By name. A disk that could not be referred to is missing.
-    pub(crate) kept: HashMap<String, Arc<KeptDisk>>,
+    pub(crate) kept: HashMap<String, Arc<OpenDiskRefs>>,
 }
 
 /// The disks of a snapshot that is being made.
@@ -34,9 +34,9 @@ pub(crate) struct DiskCopies {
     copies: Vec<ImageCopy>,
 }
 
-/// A volume that is written to and does not travel.
+/// A writable volume that the snapshot does not include: it stays at its path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct WrittenOutside {
+pub(crate) struct UnsavedVolume {
     pub(crate) volume: String,
     pub(crate) path: String,
     /// Other VMs may write to it.
@@ -47,7 +47,7 @@ pub(crate) struct WrittenOutside {
 struct PlannedDisk {
     name: String,
     plugged: bool,
-    kept: Option<Arc<KeptDisk>>,
+    kept: Option<Arc<OpenDiskRefs>>,
     content: Planned,
 }
 
@@ -55,7 +55,7 @@ struct PlannedDisk {
 enum Planned {
     Remade,
     Held {
-        image: HeldImage,
+        image: SnapshotImage,
         base: Option<PlannedBase>,
         block_sizes: Option<BlockSizes>,
     },
@@ -67,7 +67,7 @@ enum Planned {
 
 #[derive(Debug)]
 enum PlannedBase {
-    Held(HeldImage),
+    Held(SnapshotImage),
     Outside,
 }
 
@@ -110,7 +110,7 @@ impl DiskCopies {
     fn plan(
         &mut self,
         disk: &DiskPlan,
-        kept: Option<&KeptDisk>,
+        kept: Option<&OpenDiskRefs>,
         new: &mut NewSnapshot,
     ) -> Result<Planned, SnapshotError> {
         let refused = |reason: &str| Err(SnapshotError::volume(&disk.name, reason));
@@ -168,9 +168,9 @@ impl DiskCopies {
         &mut self,
         prefix: &str,
         disk: &DiskPlan,
-        image: &KeptImage,
+        image: &OpenImageRef,
         new: &mut NewSnapshot,
-    ) -> Result<HeldImage, SnapshotError> {
+    ) -> Result<SnapshotImage, SnapshotError> {
         let (held, to) = create(prefix, disk, image, new)?;
         self.copies.push(ImageCopy {
             volume: disk.name.clone(),
@@ -186,9 +186,9 @@ impl DiskCopies {
     fn written(
         &mut self,
         disk: &DiskPlan,
-        image: &KeptImage,
+        image: &OpenImageRef,
         new: &mut NewSnapshot,
-    ) -> Result<Option<HeldImage>, SnapshotError> {
+    ) -> Result<Option<SnapshotImage>, SnapshotError> {
         let (held, to) = create("disk", disk, image, new)?;
         let from = open(disk, image)?;
         let shared = reflink(&from, &to).is_ok();
@@ -206,13 +206,13 @@ impl DiskCopies {
     }
 
     /// The volumes that are written to and do not travel.
-    pub(crate) fn written_outside(&self) -> Vec<WrittenOutside> {
+    pub(crate) fn unsaved_volumes(&self) -> Vec<UnsavedVolume> {
         let path = |disk: &PlannedDisk| disk.kept.as_ref().map(|kept| kept.path.display().to_string());
         let outside = self.disks.iter().filter_map(|disk| match disk.content {
             Planned::Outside {
                 written: true,
                 shareable,
-            } => Some(WrittenOutside {
+            } => Some(UnsavedVolume {
                 volume: disk.name.clone(),
                 path: path(disk).unwrap_or_default(),
                 shareable,
@@ -307,7 +307,7 @@ impl DiskCopies {
 impl PlannedDisk {
     fn identity(
         &self,
-        image: impl Fn(&KeptDisk) -> Option<&KeptImage>,
+        image: impl Fn(&OpenDiskRefs) -> Option<&OpenImageRef>,
     ) -> io::Result<husk_volumes::FileIdentity> {
         let image = self.kept.as_deref().and_then(image);
         image.ok_or(io::ErrorKind::NotFound)?.handle.identity()
@@ -322,14 +322,14 @@ impl PlannedDisk {
 fn create(
     prefix: &str,
     disk: &DiskPlan,
-    image: &KeptImage,
+    image: &OpenImageRef,
     new: &mut NewSnapshot,
-) -> Result<(HeldImage, File), SnapshotError> {
+) -> Result<(SnapshotImage, File), SnapshotError> {
     let extension = match image.format {
         ImageFormat::Raw => "img",
         ImageFormat::Qcow2 => "qcow2",
     };
-    let held = HeldImage {
+    let held = SnapshotImage {
         file: format!("{prefix}-{}.{extension}", disk.name),
         format: image.format,
     };
@@ -350,7 +350,7 @@ pub(super) fn not_copied(volume: &str) -> impl FnOnce(io::Error) -> SnapshotErro
     }
 }
 
-fn open(disk: &DiskPlan, image: &KeptImage) -> Result<File, SnapshotError> {
+fn open(disk: &DiskPlan, image: &OpenImageRef) -> Result<File, SnapshotError> {
     let opened = image.handle.open();
     opened.map_err(|error| SnapshotError::volume(&disk.name, format!("its image cannot be read: {error}")))
 }

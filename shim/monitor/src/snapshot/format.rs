@@ -81,7 +81,7 @@ pub(crate) enum DiskContent {
     /// It is in the snapshot.
     #[serde(rename_all = "camelCase")]
     Held {
-        image: HeldImage,
+        image: SnapshotImage,
         /// The backing image, if `image` is an overlay.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         base: Option<BaseContent>,
@@ -96,7 +96,7 @@ pub(crate) enum DiskContent {
 /// An image in the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct HeldImage {
+pub(crate) struct SnapshotImage {
     /// Name of the file.
     pub(crate) file: String,
     pub(crate) format: ImageFormat,
@@ -107,7 +107,7 @@ pub(crate) struct HeldImage {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) enum BaseContent {
     /// It is in the snapshot.
-    Held(HeldImage),
+    Held(SnapshotImage),
     /// It is at the path of the plan.
     Outside(FileIdentity),
 }
@@ -146,7 +146,7 @@ impl Snapshot {
     /// Names of the volumes that are written to and are not in the snapshot. If there is one, it can be restored once,
     /// and only if the VM has not gone on.
     #[must_use]
-    pub fn written_outside(&self) -> Vec<&str> {
+    pub fn unsaved_volumes(&self) -> Vec<&str> {
         let disks = self.plan.disks.iter().zip(&self.disks);
         let outside = disks.filter(|(plan, saved)| {
             matches!(saved.content, DiskContent::Outside(_)) && !plan.read_only && !plan.overlay
@@ -231,7 +231,7 @@ impl Snapshot {
     /// It cannot be restored.
     pub fn check_restorable(&self, directory: &Path) -> Result<(), SnapshotError> {
         let directory = directory.to_owned();
-        let outside = self.written_outside();
+        let outside = self.unsaved_volumes();
         let Some(volume) = outside.first().map(|volume| (*volume).to_owned()) else {
             return Ok(());
         };

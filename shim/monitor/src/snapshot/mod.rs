@@ -20,19 +20,19 @@ mod disks;
 mod error;
 mod format;
 mod interfaces;
-mod kept_disk;
+mod open_disk_refs;
 mod restore;
 
 pub(crate) use checksums::Checksums;
 pub use checksums::verify;
 pub(crate) use copied_disk::adapt as adapt_copied_disk;
 pub(crate) use directory::{NewSnapshot, SnapshotDir};
-pub(crate) use disks::{DiskCopies, DiskSet, WrittenOutside};
+pub(crate) use disks::{DiskCopies, DiskSet, UnsavedVolume};
 pub use error::SnapshotError;
 pub use format::Snapshot;
 pub(crate) use format::{CHECKSUMS, MEMORY, STATE, SavedDisk, VERSION, now};
 pub(crate) use interfaces::PluggedInterface;
-pub(crate) use kept_disk::KeptDisk;
+pub(crate) use open_disk_refs::OpenDiskRefs;
 pub(crate) use restore::OpenSnapshot;
 
 use std::path::Path;

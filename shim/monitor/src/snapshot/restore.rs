@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::directory::SnapshotDir;
 use super::error::SnapshotError;
-use super::format::{BaseContent, DiskContent, HeldImage, MEMORY, STATE, Snapshot};
+use super::format::{BaseContent, DiskContent, MEMORY, STATE, Snapshot, SnapshotImage};
 use super::interfaces::PluggedInterface;
 
 /// An open snapshot.
@@ -31,7 +31,7 @@ impl OpenSnapshot {
         snapshot.check_restorable(directory)?;
         let state = sized(&dir, STATE, snapshot.state_bytes)?;
         let memory = sized(&dir, MEMORY, snapshot.memory_bytes)?;
-        let lock = match snapshot.written_outside().is_empty() {
+        let lock = match snapshot.unsaved_volumes().is_empty() {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
@@ -74,7 +74,7 @@ impl OpenSnapshot {
         disks.collect()
     }
 
-    fn image(&self, image: &HeldImage) -> Result<SavedImage, SnapshotError> {
+    fn image(&self, image: &SnapshotImage) -> Result<SavedImage, SnapshotError> {
         Ok(SavedImage {
             file: self.dir.file(&image.file)?,
             path: self.dir.path_of(&image.file),
@@ -111,7 +111,7 @@ impl OpenSnapshot {
 
     /// Records that the VM goes on, if that is possible once. Fails if it was done meanwhile. Blocks.
     pub(crate) fn consume(&self) -> Result<(), SnapshotError> {
-        match self.snapshot.written_outside().is_empty() {
+        match self.snapshot.unsaved_volumes().is_empty() {
             true => Ok(()),
             false => self.dir.mark_consumed(),
         }

@@ -61,8 +61,8 @@ impl VmmProcess {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);
-        let entrance = placement.entrance().map_err(SpawnError::Cgroup)?;
-        let mut command = command(program, control_theirs.into(), fd_channel_theirs, entrance);
+        let procs_file = placement.procs_file().map_err(SpawnError::Cgroup)?;
+        let mut command = command(program, control_theirs.into(), fd_channel_theirs, procs_file);
         let mut child = placement::in_new_pid_namespace(|| command.spawn())
             .map_err(|cause| program.not_started(cause))?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
@@ -130,7 +130,7 @@ pub fn owner() -> TapOwner {
 }
 
 /// Builds the command of a VMM with its ends of the two socket pairs.
-fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: CgroupProcs) -> Command {
+fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, procs_file: CgroupProcs) -> Command {
     let mut command = process::Command::new(program.path());
     command.args([
         "--control-fd",
@@ -180,7 +180,7 @@ fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: C
             let mut files = getrlimit(Resource::Nofile);
             files.current = files.maximum;
             setrlimit(Resource::Nofile, files)?;
-            entrance.enter()?;
+            procs_file.enter()?;
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have died before the line above. In a PID namespace of its own this process has no parent;
             // there it exits because its control socket closes with the parent.

@@ -19,7 +19,7 @@ pub struct CgroupPlacement {
 pub(super) struct CgroupProcs(Option<OwnedFd>);
 
 impl CgroupPlacement {
-    pub(super) fn entrance(&self) -> io::Result<CgroupProcs> {
+    pub(super) fn procs_file(&self) -> io::Result<CgroupProcs> {
         let Some(cgroup) = &self.cgroup else {
             return Ok(CgroupProcs(None));
         };

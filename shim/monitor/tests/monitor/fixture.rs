@@ -14,7 +14,7 @@ use husk_vmi::{
 };
 
 /// Longer than any step of a test.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 pub struct Fixture {
     home: tempfile::TempDir,
@@ -153,7 +153,7 @@ impl Fixture {
 
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime
-            .block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("in time") })
+            .block_on(async { tokio::time::timeout(TIMEOUT, future).await.expect("in time") })
     }
 
     /// Asserts that no VM, directory or process of this test is left.
@@ -275,7 +275,7 @@ pub fn alive(pid: u32) -> bool {
 }
 
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));

@@ -6,7 +6,7 @@ use std::process::Command;
 use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic, tap_counters};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, owner, switch};
 
-use crate::raw_guest::{PATIENCE, QUIET, RawGuest, ethernet};
+use crate::raw_guest::{QUIET, RawGuest, TIMEOUT, ethernet};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
@@ -71,7 +71,7 @@ fn frames_pass_unchanged_both_ways() {
     let pod = Pod::with_address();
     let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     guest.ip = Some(ADDRESS);
-    assert_eq!(guest.resolve(NODE, PATIENCE), Some(NODE_MAC));
+    assert_eq!(guest.resolve(NODE, TIMEOUT), Some(NODE_MAC));
     assert!(guest.pings(NODE, NODE_MAC));
     let known = ip(&pod.node, "neigh show 10.244.1.5");
     assert!(known.contains(&POD_MAC.to_string()), "{known}");
@@ -80,14 +80,14 @@ fn frames_pass_unchanged_both_ways() {
     let before = counters();
     let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
     socket.send_to(b"in", (ADDRESS, 7)).unwrap();
-    assert_eq!(guest.receive_udp(7, PATIENCE), Some((NODE, b"in".to_vec())));
+    assert_eq!(guest.receive_udp(7, TIMEOUT), Some((NODE, b"in".to_vec())));
     let between = counters();
     assert!(between.received.frames > before.received.frames, "{between:?}");
     assert!(between.received.bytes > before.received.bytes, "{between:?}");
     let port = socket.local_addr().unwrap().port();
     guest.send_udp((NODE_MAC, NODE, port), 7, b"out");
     let mut buffer = [0; 10];
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (length, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!((&buffer[..length], from), (&b"out"[..], (ADDRESS, 7).into()));
     assert!(counters().sent.frames > between.sent.frames);
@@ -122,7 +122,7 @@ fn bridge_forwards_frames_unchanged_between_guests() {
         let frame = ethernet(to, one, kind, payload);
         guests[0].send(&frame);
         let same = |seen: &[u8]| (seen == frame).then_some(());
-        assert!(guests[1].expect(PATIENCE, same).is_some(), "{to} {kind:x}");
+        assert!(guests[1].expect(TIMEOUT, same).is_some(), "{to} {kind:x}");
         // It is not sent back to its sender.
         assert!(guests[0].expect(QUIET, same).is_none(), "{to} {kind:x}");
     }
@@ -171,7 +171,7 @@ fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
 
     let mut guest = RawGuest::of(&prepared);
     guest.ip = Some(ADDRESS);
-    assert_eq!(guest.resolve(gateway, PATIENCE), Some(NODE_MAC));
+    assert_eq!(guest.resolve(gateway, TIMEOUT), Some(NODE_MAC));
     assert!(guest.pings(host, NODE_MAC));
 
     // Without proxy ARP nobody answers.

@@ -9,7 +9,7 @@ use husk_network::dhcp::{DhcpOptions, DhcpServer, LONG_LEASE};
 use husk_network::{Binding, MacAddr, Masquerade};
 use husk_shim_testing::pod::{NODE_MAC, Pod, interface};
 
-use crate::raw_guest::{PATIENCE, QUIET, RawGuest};
+use crate::raw_guest::{QUIET, RawGuest, TIMEOUT};
 
 const BROADCAST: (MacAddr, Ipv4Addr, u16) = (MacAddr([0xff; 6]), Ipv4Addr::BROADCAST, 67);
 
@@ -51,7 +51,7 @@ async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
     let none = Ipv4Addr::UNSPECIFIED;
     let discover = message(guest, MessageType::Discover, none, None);
     let mut offer = None;
-    for _ in 0..PATIENCE.as_millis() / QUIET.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() / QUIET.as_millis() {
         guest.send_udp(BROADCAST, 68, &discover);
         offer = answer(guest, QUIET).await;
         if offer.is_some() {
@@ -63,7 +63,7 @@ async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
     let request = message(guest, MessageType::Request, none, Some(offer.yiaddr()));
     guest.send_udp(BROADCAST, 68, &request);
     let (server, ack) = loop {
-        let (server, ack) = answer(guest, PATIENCE).await.expect("no acknowledgement");
+        let (server, ack) = answer(guest, TIMEOUT).await.expect("no acknowledgement");
         // A slow duplicate of the offer.
         if ack.opts().msg_type() != Some(MessageType::Offer) {
             break (server, ack);
@@ -145,7 +145,7 @@ async fn a_short_lease_is_renewed_by_way_of_the_gateway_and_rebound_by_broadcast
         let request = message(&guest, MessageType::Request, ack.yiaddr(), None);
         for to in [(NODE_MAC, server, 67), BROADCAST] {
             guest.send_udp(to, 68, &request);
-            let (_, again) = answer(&mut guest, PATIENCE).await.expect("no answer");
+            let (_, again) = answer(&mut guest, TIMEOUT).await.expect("no answer");
             assert_eq!(again.opts().msg_type(), Some(MessageType::Ack));
             assert_eq!(again.yiaddr(), ack.yiaddr());
         }
@@ -170,7 +170,7 @@ async fn a_masqueraded_guest_gets_its_own_address() {
     // Renewal at the gateway's own address must not cause "port unreachable".
     let request = message(&guest, MessageType::Request, ack.yiaddr(), None);
     guest.send_udp((MacAddr::GATEWAY, from, 67), 68, &request);
-    let (_, again) = answer(&mut guest, PATIENCE).await.expect("no answer");
+    let (_, again) = answer(&mut guest, TIMEOUT).await.expect("no answer");
     assert_eq!(again.opts().msg_type(), Some(MessageType::Ack));
     let refused = guest.expect(QUIET, |frame| (frame.get(23)? == &1).then(|| frame.to_vec()));
     assert_eq!(refused, None);

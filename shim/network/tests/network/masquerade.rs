@@ -7,7 +7,7 @@ use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_network::{Binding, MacAddr, Masquerade, Port, Protocol, tear_down};
 use husk_shim_testing::pod::{Pod, interface, switch};
 
-use crate::raw_guest::{PATIENCE, QUIET, RawGuest, checksum, ethernet};
+use crate::raw_guest::{QUIET, RawGuest, TIMEOUT, checksum, ethernet};
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
@@ -29,13 +29,13 @@ fn guest_of(pod: &Pod, ports: &[(Protocol, u16)]) -> RawGuest {
     let mut guest = RawGuest::of(&pod.ready(&interface(masquerade(ports))));
     guest.ip = Some(GUEST);
     // The bridge drops frames until its port forwards.
-    assert_eq!(guest.resolve(GATEWAY, PATIENCE), Some(MacAddr::GATEWAY));
+    assert_eq!(guest.resolve(GATEWAY, TIMEOUT), Some(MacAddr::GATEWAY));
     guest
 }
 
 fn node_socket(pod: &Pod) -> UdpSocket {
     let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
@@ -56,7 +56,7 @@ fn the_guest_is_behind_the_pods_address() {
     assert_eq!((&buffer[..length], from.ip()), (&b"out"[..], IpAddr::V4(POD)));
     // The reply is translated back.
     socket.send_to(b"back", from).unwrap();
-    assert_eq!(guest.receive_udp(5000, PATIENCE), Some((NODE, b"back".to_vec())));
+    assert_eq!(guest.receive_udp(5000, TIMEOUT), Some((NODE, b"back".to_vec())));
 }
 
 #[test]
@@ -66,14 +66,11 @@ fn every_port_leads_to_the_guest() {
     let mut guest = guest_of(&pod, &[]);
     let socket = node_socket(&pod);
     socket.send_to(b"in", (POD, 8080)).unwrap();
-    assert_eq!(guest.receive_udp(8080, PATIENCE), Some((NODE, b"in".to_vec())));
+    assert_eq!(guest.receive_udp(8080, TIMEOUT), Some((NODE, b"in".to_vec())));
     // From the pod's own loopback the gateway is the source.
     let own = pod.netns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap();
     own.send_to(b"own", "127.0.0.1:8080").unwrap();
-    assert_eq!(
-        guest.receive_udp(8080, PATIENCE),
-        Some((GATEWAY, b"own".to_vec()))
-    );
+    assert_eq!(guest.receive_udp(8080, TIMEOUT), Some((GATEWAY, b"own".to_vec())));
 }
 
 #[test]
@@ -83,7 +80,7 @@ fn only_listed_ports_do() {
     let mut guest = guest_of(&pod, &[(Protocol::Udp, 80), (Protocol::Tcp, 81)]);
     let socket = node_socket(&pod);
     socket.send_to(b"in", (POD, 80)).unwrap();
-    assert_eq!(guest.receive_udp(80, PATIENCE), Some((NODE, b"in".to_vec())));
+    assert_eq!(guest.receive_udp(80, TIMEOUT), Some((NODE, b"in".to_vec())));
     for port in [81, 82] {
         socket.send_to(b"in", (POD, port)).unwrap();
         assert_eq!(guest.receive_udp(port, QUIET), None, "{port}");
@@ -98,7 +95,7 @@ fn a_thousand_ports_may_be_listed() {
     let mut guest = guest_of(&pod, &ports);
     let socket = node_socket(&pod);
     socket.send_to(b"in", (POD, 1000)).unwrap();
-    assert_eq!(guest.receive_udp(1000, PATIENCE), Some((NODE, b"in".to_vec())));
+    assert_eq!(guest.receive_udp(1000, TIMEOUT), Some((NODE, b"in".to_vec())));
 }
 
 #[test]
@@ -126,16 +123,13 @@ fn existing_chains_of_the_same_names_are_allowed() {
     assert!(guest.pings(NODE, MacAddr::GATEWAY));
     let socket = node_socket(&pod);
     socket.send_to(b"in", (POD, 8080)).unwrap();
-    assert_eq!(guest.receive_udp(8080, PATIENCE), Some((NODE, b"in".to_vec())));
+    assert_eq!(guest.receive_udp(8080, TIMEOUT), Some((NODE, b"in".to_vec())));
     let own = pod.netns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap();
     own.send_to(b"own", "127.0.0.1:8080").unwrap();
-    assert_eq!(
-        guest.receive_udp(8080, PATIENCE),
-        Some((GATEWAY, b"own".to_vec()))
-    );
+    assert_eq!(guest.receive_udp(8080, TIMEOUT), Some((GATEWAY, b"own".to_vec())));
     // The other program's rules see it first.
     let local = pod.netns.run(|| UdpSocket::bind((POD, 22))).unwrap().unwrap();
-    local.set_read_timeout(Some(PATIENCE)).unwrap();
+    local.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket.send_to(b"them", (POD, 99)).unwrap();
     assert_eq!(local.recv(&mut [0; 9]).unwrap(), 4);
     drop(guest);
@@ -184,7 +178,7 @@ async fn ipv6_is_advertised_and_translated() {
         .run(|| UdpSocket::bind("[fd00:1::1]:0"))
         .unwrap()
         .unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let port = socket.local_addr().unwrap().port();
     let (from, to) = ("fd10:0:2::2".parse().unwrap(), "fd00:1::1".parse().unwrap());
     let mut udp = [5000u16, port, 11, 0].map(u16::to_be_bytes).concat();

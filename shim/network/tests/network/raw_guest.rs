@@ -10,7 +10,7 @@ use husk_network::{MacAddr, PreparedNic};
 /// Length of virtio's header before each frame.
 const HEADER: usize = 12;
 /// Limit for an answer on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time to wait for something that must not arrive.
 pub const QUIET: Duration = Duration::from_millis(700);
 
@@ -105,7 +105,7 @@ impl RawGuest {
         let packet = ipv4(1, self.ip.unwrap(), to, &echo);
         let packet = ethernet(by, self.mac, 0x0800, &packet);
         let own = self.ip.unwrap();
-        let answered = self.ask(&packet, PATIENCE, |frame| {
+        let answered = self.ask(&packet, TIMEOUT, |frame| {
             let echo = frame.get(23)? == &1 && frame.get(34)? == &0 && frame.get(38..40)? == [0x12, 0x34];
             (echo && frame.get(26..30)? == to.octets() && frame.get(30..34)? == own.octets()).then_some(())
         });

@@ -10,7 +10,7 @@ use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_shim_testing::pod::{Pod, interface, ip};
 
 use crate::guest_netns::GuestNetns;
-use crate::raw_guest::PATIENCE;
+use crate::raw_guest::TIMEOUT;
 
 const OBTAINED: &str = "lease of 10.244.1.5 obtained from 169.254.75.10, lease time 60";
 
@@ -79,9 +79,9 @@ async fn a_client_renews_and_rebinds_a_lease_of_a_minute_in_time() {
 
 /// Waits for half of the lease to pass, twice.
 fn renews_and_rebinds(machine: &GuestNetns) {
-    let half = Duration::from_secs(30) + PATIENCE;
+    let half = Duration::from_secs(30) + TIMEOUT;
     let client = Client::start(machine);
-    client.says(OBTAINED, PATIENCE);
+    client.says(OBTAINED, TIMEOUT);
     let said = client.says(OBTAINED, half);
     // On a busy machine udhcpc may rebind instead.
     assert!(said.contains("renew"), "{said}");
@@ -90,7 +90,7 @@ fn renews_and_rebinds(machine: &GuestNetns) {
     let said = client.says(OBTAINED, half);
     assert!(said.contains("broadcast"), "{said}");
     // udhcpc reports a lease before its script sets the address.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         let shown = ip(&machine.netns, "address show dev eth0");
         if shown.contains("inet 10.244.1.5/24") {

@@ -9,7 +9,7 @@ use husk_network::{Binding, Interface, Masquerade, Netns, Port, PreparedNic, Pro
 use husk_shim_testing::pod::{Pod, interface, ip};
 
 use crate::guest_netns::GuestNetns;
-use crate::raw_guest::{PATIENCE, QUIET};
+use crate::raw_guest::{QUIET, TIMEOUT};
 
 /// A guest with a lease.
 async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedNic) -> (GuestNetns, DhcpServer) {
@@ -30,7 +30,7 @@ async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedNic) -> (Gu
 
 /// True if bytes sent by TCP from one namespace to a server in another come back.
 fn talks(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
-    talks_within(PATIENCE, from, to, server, bind)
+    talks_within(TIMEOUT, from, to, server, bind)
 }
 
 /// True if a connection fails.
@@ -44,8 +44,8 @@ fn talks_within(limit: Duration, from: &Netns, to: &str, server: &Netns, bind: &
     let target: SocketAddr = format!("{to}:{port}").parse().unwrap();
     let sent: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
     let patient = |stream: &TcpStream| {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     };
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -158,7 +158,7 @@ async fn a_masqueraded_guest_is_reached_at_its_ports_alone() {
     // The kernel takes its router from the advertisement. Its address would come from DHCPv6.
     ip(&machine.netns, "addr add fd10:0:2::2/128 dev eth0 nodad");
     let mut routes = String::new();
-    for _ in 0..PATIENCE.as_millis() / QUIET.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() / QUIET.as_millis() {
         routes = ip(&machine.netns, "-6 route show");
         if routes.contains("default via fe80::") {
             break;

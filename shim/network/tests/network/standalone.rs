@@ -12,7 +12,7 @@ use husk_shim_testing::pod::{interface, ip, path, switch};
 use tempfile::TempDir;
 
 use crate::guest_netns::GuestNetns;
-use crate::raw_guest::PATIENCE;
+use crate::raw_guest::TIMEOUT;
 
 /// Address of the other machine.
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -241,7 +241,7 @@ fn leftovers_of_killed_monitors_are_removed() {
     assert_eq!(node.links().len(), 3);
     // As when their processes end.
     drop((one, two));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !node.links().is_empty() {
         assert!(Instant::now() < end, "{:?}", node.links());
         std::thread::sleep(Duration::from_millis(20));
@@ -359,7 +359,7 @@ fn the_machine_does_not_route_between_its_networks() {
     assert!(!reaches(Duration::from_secs(2)));
     // That it could be reached without the chain's rules shows that the test would fail.
     node.nft("flush chain ip husk forward");
-    assert!(reaches(PATIENCE));
+    assert!(reaches(TIMEOUT));
     node.leave(&vm.joined.location);
 }
 
@@ -377,7 +377,7 @@ fn a_bridge_removed_during_setup_leaves_no_sysctl_set() {
     let joined = node.join("default/one");
     ip(&node.netns, "link del husk0");
     drop(joined);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while node.forwards("up0") || node.has_table() {
         assert!(Instant::now() < end, "{:?}", node.links());
         std::thread::sleep(Duration::from_millis(20));

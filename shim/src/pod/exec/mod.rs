@@ -175,7 +175,7 @@ impl Pod {
         Ok(exit)
     }
 
-    pub(super) fn look_exec(&mut self, id: &str, exec_id: &str) -> Result<ContainerStatus, TaskError> {
+    pub(super) fn exec_status(&mut self, id: &str, exec_id: &str) -> Result<ContainerStatus, TaskError> {
         let container = self.find(id)?;
         let (bundle, pid) = (container.bundle.clone(), container.pid);
         let process = container.exec(exec_id)?;

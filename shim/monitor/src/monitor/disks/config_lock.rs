@@ -7,10 +7,10 @@ use tracing::warn;
 
 use super::DisksActor;
 use crate::monitor::vm_error::VmError;
-use crate::snapshot::{DiskSet, KeptDisk};
+use crate::snapshot::{DiskSet, OpenDiskRefs};
 
 /// While it exists, no device of the VM is added, removed or resized.
-pub(in crate::monitor) type Hold = Arc<()>;
+pub(in crate::monitor) type ConfigLock = Arc<()>;
 
 impl DisksActor {
     pub(super) fn is_held(&self) -> bool {
@@ -18,23 +18,23 @@ impl DisksActor {
     }
 
     /// Returns the disks for a snapshot, which no request changes while the first result exists.
-    pub(super) fn hold(&mut self) -> Result<(Hold, DiskSet), VmError> {
+    pub(super) fn lock_config(&mut self) -> Result<(ConfigLock, DiskSet), VmError> {
         if let Some(name) = self.waiters.keys().next() {
             let text = format!("volume {name:?} is being removed: wait until the guest has released it");
             return Err(VmError::wrong_state(text));
         }
-        let hold = Arc::new(());
-        self.held = Arc::downgrade(&hold);
+        let lock = Arc::new(());
+        self.held = Arc::downgrade(&lock);
         let set = DiskSet {
             plan: self.table.plan().clone(),
             plugged: self.table.plugged().clone(),
             kept: self.kept.clone(),
         };
-        Ok((hold, set))
+        Ok((lock, set))
     }
 
     /// Keeps references to the images of a disk.
-    pub(super) fn keep(&mut self, name: &str, kept: io::Result<KeptDisk>) {
+    pub(super) fn keep(&mut self, name: &str, kept: io::Result<OpenDiskRefs>) {
         match kept {
             Ok(kept) => drop(self.kept.insert(name.to_owned(), Arc::new(kept))),
             Err(error) => warn!(volume = name, %error, "the volume cannot be in a snapshot"),
@@ -84,10 +84,10 @@ mod tests {
             Vec::new()
         }));
         let actor = tokio::spawn(actor.run());
-        let mut hold = pin!(handle.hold());
-        assert!(timeout(Duration::from_millis(100), &mut hold).await.is_err());
+        let mut lock = pin!(handle.lock_config());
+        assert!(timeout(Duration::from_millis(100), &mut lock).await.is_err());
         end.send(()).unwrap();
-        let (_stays, set) = hold.await.unwrap();
+        let (_stays, set) = lock.await.unwrap();
         assert_eq!(set.plan.disks.len(), 1);
         actor.abort();
     }

@@ -13,7 +13,7 @@ use super::{AT_ONCE, DisksActor, RemovalResult, address};
 use crate::monitor::vm_config;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
-use crate::snapshot::KeptDisk;
+use crate::snapshot::OpenDiskRefs;
 
 /// Maximum time for a guest that has locked its tray to act on the eject request, as with libvirt.
 const UNLOCKED_WITHIN: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ impl DisksActor {
         let mut connection = self.connection()?;
         // The guest does not learn of a disc that grows.
         let (open, _) = self.open(&drive, handed).await?;
-        let kept = KeptDisk::of(&open);
+        let kept = OpenDiskRefs::of(&open);
         let bytes = match connection.insert(&drive, &open).await {
             Ok(bytes) => bytes,
             Err(error) => {

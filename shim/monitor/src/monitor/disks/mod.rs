@@ -4,8 +4,8 @@
 //! Requests are handled one after the other, except removals: the guest may take seconds to release a disk, and longer
 //! if it is paused.
 
+mod config_lock;
 mod discs;
-mod hold;
 mod table;
 
 use std::collections::hash_map::Entry;
@@ -32,10 +32,10 @@ use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
 use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
-use crate::snapshot::{DiskSet, KeptDisk};
+use crate::snapshot::{DiskSet, OpenDiskRefs};
 use crate::vm_environment::VmEnvironment;
 
-pub(super) use hold::Hold;
+pub(super) use config_lock::ConfigLock;
 pub(super) use table::DiskTable;
 
 /// Maximum time for the VMM to add or resize a disk.
@@ -62,7 +62,7 @@ enum DiskCommand {
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
     CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<Vec<String>>),
-    Hold(Reply<(Hold, DiskSet)>),
+    ConfigLock(Reply<(ConfigLock, DiskSet)>),
 }
 
 /// The disks of a VM that has started.
@@ -71,7 +71,7 @@ pub(super) struct StartedDisks {
     /// Size probes of the disks that can grow, by name.
     pub(super) probes: Vec<(String, SizeProbe)>,
     /// References to the images, by name.
-    pub(super) kept: Vec<(String, KeptDisk)>,
+    pub(super) kept: Vec<(String, OpenDiskRefs)>,
     /// Disks that were plugged before the VM was saved.
     pub(super) plugged: Vec<String>,
 }
@@ -91,8 +91,8 @@ impl DisksHandle {
     }
 
     /// Returns the disks, which stay as they are while the first result exists.
-    pub(super) async fn hold(&self) -> Result<(Hold, DiskSet), VmError> {
-        self.ask(DiskCommand::Hold).await
+    pub(super) async fn lock_config(&self) -> Result<(ConfigLock, DiskSet), VmError> {
+        self.ask(DiskCommand::ConfigLock).await
     }
 
     /// The present disks, and their changes.
@@ -197,11 +197,11 @@ pub(super) struct DisksActor {
     connection: Option<VmmConnection>,
     watched: HashMap<String, WatchedDisk>,
     /// References to the images, by name.
-    kept: HashMap<String, Arc<KeptDisk>>,
+    kept: HashMap<String, Arc<OpenDiskRefs>>,
     held: Weak<()>,
     size_check: Option<JoinHandle<Sizes>>,
     /// Snapshots that wait for the current size check.
-    hold_waiters: Vec<Reply<(Hold, DiskSet)>>,
+    hold_waiters: Vec<Reply<(ConfigLock, DiskSet)>>,
     /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<Vec<String>>>,
     next_waiters: Vec<oneshot::Sender<Vec<String>>>,
@@ -270,7 +270,7 @@ impl DisksActor {
                         let _ = reply.send(grown.clone());
                     }
                     for reply in std::mem::take(&mut self.hold_waiters) {
-                        let _ = reply.send(self.hold());
+                        let _ = reply.send(self.lock_config());
                     }
                     if self.is_held() {
                         for reply in self.next_waiters.drain(..) {
@@ -298,8 +298,8 @@ impl DisksActor {
                 self.table.set_plugged(disks.plugged);
             }
             // The check under way may extend an image.
-            DiskCommand::Hold(reply) if self.size_check.is_some() => self.hold_waiters.push(reply),
-            DiskCommand::Hold(reply) => drop(reply.send(self.hold())),
+            DiskCommand::ConfigLock(reply) if self.size_check.is_some() => self.hold_waiters.push(reply),
+            DiskCommand::ConfigLock(reply) => drop(reply.send(self.lock_config())),
             DiskCommand::CheckSizes(_, reply) if self.is_held() => drop(reply.send(Vec::new())),
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
@@ -357,7 +357,7 @@ impl DisksActor {
             PlugPlan::New(disk) => disk,
         };
         let (open, probe) = self.open(&disk, handed).await?;
-        let kept = KeptDisk::of(&open);
+        let kept = OpenDiskRefs::of(&open);
         let address = match connection.add(&disk, &open).await {
             Ok(address) => address,
             Err(error) => {

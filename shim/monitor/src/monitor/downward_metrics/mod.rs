@@ -60,17 +60,17 @@ impl MetricsSource {
     /// The document of the metrics at this moment.
     async fn document(&self) -> String {
         let running = self.vmm.borrow().clone();
-        let mut found = self.about_the_host();
+        let mut found = self.host_metrics();
         if let Some(mut running) = running {
             let info = call_within(INFO_WITHIN, running.client.info(InfoRequest {})).await;
             let info = info.ok().map(tonic::Response::into_inner);
-            found.extend(self.about_the_vm(running.pid, info.as_ref()));
+            found.extend(self.vm_metrics(running.pid, info.as_ref()));
         }
         found.extend(host::metrics(Path::new("/proc"), Path::new("/sys")));
         metric::document(&found)
     }
 
-    fn about_the_host(&self) -> Vec<Metric> {
+    fn host_metrics(&self) -> Vec<Metric> {
         let text = |name, text: &str| Metric::host(name, Value::Text(text.to_owned()), "");
         vec![
             text("HostName", &self.host_name),
@@ -81,10 +81,10 @@ impl MetricsSource {
     }
 
     /// Metrics of the VM in the process `pid`. Without an answer of the VMM its balloon counts as empty.
-    fn about_the_vm(&self, pid: u32, said: Option<&InfoResponse>) -> Vec<Metric> {
+    fn vm_metrics(&self, pid: u32, vmm_info: Option<&InfoResponse>) -> Vec<Metric> {
         let known = metrics::metrics(pid, None, Vec::new());
         let run_ns: u128 = known.vcpu_run_ns.iter().map(|ns| u128::from(*ns)).sum();
-        let balloon = said.and_then(|said| said.balloon_bytes).unwrap_or(0);
+        let balloon = vmm_info.and_then(|vmm_info| vmm_info.balloon_bytes).unwrap_or(0);
         let memory = || Value::UInt(self.memory_bytes.saturating_sub(balloon) / 1024);
         vec![
             Metric::vm("TotalCPUTime", Value::Real(run_ns as f64 / 1e9), "s"),

@@ -106,12 +106,12 @@ async fn it_ends_with_the_vm() {
 
 #[test]
 fn the_vm_is_described_by_its_plan_and_its_vmm() {
-    let said = InfoResponse {
+    let vmm_info = InfoResponse {
         balloon_bytes: Some(6 << 20),
         ..InfoResponse::default()
     };
-    let values = |said| {
-        let found = source().1.about_the_vm(u32::MAX, said);
+    let values = |vmm_info| {
+        let found = source().1.vm_metrics(u32::MAX, vmm_info);
         found
             .into_iter()
             .map(|metric| (metric.name, metric.value))
@@ -126,5 +126,5 @@ fn the_vm_is_described_by_its_plan_and_its_vmm() {
         ]
     };
     assert_eq!(values(None), expected(256 << 10));
-    assert_eq!(values(Some(&said)), expected(250 << 10));
+    assert_eq!(values(Some(&vmm_info)), expected(250 << 10));
 }

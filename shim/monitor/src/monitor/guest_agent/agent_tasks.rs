@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// Time in which the guest may react to the power button alone, and time between two requests to the agent.
 const SHUTDOWN_EVERY: Duration = Duration::from_secs(5);
 
-/// The duties that are not done yet.
+/// The tasks that are not done yet.
 #[derive(Debug, Default)]
-pub(super) struct Duties {
+pub(super) struct AgentTasks {
     paused: bool,
     /// A paused VM goes on, and its clock is late.
     clock_is_late: bool,
@@ -19,14 +19,14 @@ pub(super) struct Duties {
     shutdown_at: Option<Instant>,
 }
 
-/// A duty.
+/// A task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Duty {
+pub(super) enum AgentTask {
     SetTime,
     ShutDown,
 }
 
-impl Duties {
+impl AgentTasks {
     /// Follows the state of the VM.
     pub(super) fn follow(&mut self, paused: bool, stopping: bool, now: Instant) {
         self.clock_is_late |= self.paused && !paused;
@@ -37,11 +37,11 @@ impl Duties {
         }
     }
 
-    /// The duties of a VM, which may go on from a snapshot.
-    pub(super) fn new(restored: bool) -> Duties {
-        Duties {
+    /// The tasks of a VM, which may go on from a snapshot.
+    pub(super) fn new(restored: bool) -> AgentTasks {
+        AgentTasks {
             restored,
-            ..Duties::default()
+            ..AgentTasks::default()
         }
     }
 
@@ -79,14 +79,14 @@ impl Duties {
         }
     }
 
-    /// Takes a duty that is due.
-    pub(super) fn take_due(&mut self, now: Instant) -> Option<Duty> {
+    /// Takes a task that is due.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<AgentTask> {
         if std::mem::take(&mut self.clock_is_late) {
-            return Some(Duty::SetTime);
+            return Some(AgentTask::SetTime);
         }
         self.shutdown_at.filter(|at| *at <= now)?;
         self.shutdown_at = Some(now + SHUTDOWN_EVERY);
-        Some(Duty::ShutDown)
+        Some(AgentTask::ShutDown)
     }
 }
 
@@ -96,66 +96,66 @@ mod tests {
 
     #[test]
     fn the_time_is_set_once_after_a_pause() {
-        let (mut duties, now) = (Duties::default(), Instant::now());
-        duties.follow(false, false, now);
-        assert_eq!(duties.take_due(now), None);
-        duties.follow(true, false, now);
-        assert_eq!(duties.wake_at(now), None);
-        duties.follow(false, false, now);
-        assert_eq!(duties.wake_at(now), Some(now));
-        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
-        assert_eq!(duties.take_due(now), None);
+        let (mut tasks, now) = (AgentTasks::default(), Instant::now());
+        tasks.follow(false, false, now);
+        assert_eq!(tasks.take_due(now), None);
+        tasks.follow(true, false, now);
+        assert_eq!(tasks.wake_at(now), None);
+        tasks.follow(false, false, now);
+        assert_eq!(tasks.wake_at(now), Some(now));
+        assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        assert_eq!(tasks.take_due(now), None);
     }
 
     #[test]
     fn the_time_is_set_once_after_a_restore() {
         let now = Instant::now();
-        let mut duties = Duties::new(true);
+        let mut tasks = AgentTasks::new(true);
         // The VMM reports the port after the first events.
-        duties.follow(false, false, now);
-        duties.disconnected();
-        assert_eq!(duties.take_due(now), None);
-        duties.connected();
-        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
-        duties.disconnected();
-        duties.connected();
-        assert_eq!(duties.take_due(now), None);
+        tasks.follow(false, false, now);
+        tasks.disconnected();
+        assert_eq!(tasks.take_due(now), None);
+        tasks.connected();
+        assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.disconnected();
+        tasks.connected();
+        assert_eq!(tasks.take_due(now), None);
         // A guest that has booted since knows the time.
-        let mut duties = Duties::new(true);
-        duties.rebooted();
-        duties.connected();
-        assert_eq!(duties.take_due(now), None);
+        let mut tasks = AgentTasks::new(true);
+        tasks.rebooted();
+        tasks.connected();
+        assert_eq!(tasks.take_due(now), None);
     }
 
     #[test]
     fn a_time_that_was_refused_is_set_after_the_thaw() {
-        let (mut duties, now) = (Duties::new(true), Instant::now());
-        duties.connected();
-        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
-        duties.time_refused();
-        assert_eq!(duties.take_due(now), None);
-        duties.thawed();
-        assert_eq!(duties.take_due(now), Some(Duty::SetTime));
-        duties.thawed();
-        assert_eq!(duties.take_due(now), None);
-        duties.time_refused();
-        duties.rebooted();
-        duties.thawed();
-        assert_eq!(duties.take_due(now), None);
+        let (mut tasks, now) = (AgentTasks::new(true), Instant::now());
+        tasks.connected();
+        assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.time_refused();
+        assert_eq!(tasks.take_due(now), None);
+        tasks.thawed();
+        assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.thawed();
+        assert_eq!(tasks.take_due(now), None);
+        tasks.time_refused();
+        tasks.rebooted();
+        tasks.thawed();
+        assert_eq!(tasks.take_due(now), None);
     }
 
     #[test]
     fn the_agent_is_asked_if_the_power_button_has_no_effect() {
-        let (mut duties, start) = (Duties::default(), Instant::now());
-        duties.follow(false, true, start);
-        assert_eq!(duties.take_due(start), None);
+        let (mut tasks, start) = (AgentTasks::default(), Instant::now());
+        tasks.follow(false, true, start);
+        assert_eq!(tasks.take_due(start), None);
         let second = start + SHUTDOWN_EVERY;
-        duties.follow(false, true, second);
-        assert_eq!(duties.wake_at(second), Some(second));
-        assert_eq!(duties.take_due(second), Some(Duty::ShutDown));
-        assert_eq!(duties.take_due(second), None);
-        assert_eq!(duties.take_due(second + SHUTDOWN_EVERY), Some(Duty::ShutDown));
-        duties.follow(false, false, second);
-        assert_eq!(duties.wake_at(second), None);
+        tasks.follow(false, true, second);
+        assert_eq!(tasks.wake_at(second), Some(second));
+        assert_eq!(tasks.take_due(second), Some(AgentTask::ShutDown));
+        assert_eq!(tasks.take_due(second), None);
+        assert_eq!(tasks.take_due(second + SHUTDOWN_EVERY), Some(AgentTask::ShutDown));
+        tasks.follow(false, false, second);
+        assert_eq!(tasks.wake_at(second), None);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use husk_guest_agent::{Needs, visible};
+use husk_guest_agent::{RequiredCommands, visible};
 use husk_proto::shim::v1::CredentialsState;
 use husk_vmi::{AgentCredential, CredentialsPlan};
 use husk_volumes::{VolumeFault, passwords, public_keys};
@@ -30,9 +30,9 @@ struct Credentials {
 }
 
 /// Returns the agent commands that a VM's access credentials require.
-pub(in crate::monitor) fn needs(plan: &CredentialsPlan) -> Needs {
+pub(in crate::monitor) fn needs(plan: &CredentialsPlan) -> RequiredCommands {
     let has = |is: fn(&AgentCredential) -> bool| plan.by_agent.iter().any(is);
-    Needs {
+    RequiredCommands {
         ssh: has(|credential| matches!(credential, AgentCredential::PublicKeys { .. })),
         password: has(|credential| matches!(credential, AgentCredential::Passwords { .. })),
     }

@@ -2,8 +2,8 @@
 //! thaws file systems that nobody else thaws in time, sets the time of a VM that was paused, and asks a guest to power
 //! off that does not react to the power button.
 
+mod agent_tasks;
 mod credentials;
-mod duties;
 mod handle;
 mod processes;
 mod publisher;
@@ -13,8 +13,8 @@ mod to_proto;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use husk_guest_agent::{
-    AgentError, Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Needs, Poller, Query, ShutdownMode,
-    limit,
+    AgentError, Answer, Answers, FreezeGuard, FsFreezeStatus, GuestAgent, Poller, Query, RequiredCommands,
+    ShutdownMode, limit,
 };
 use husk_proto::shim::v1::{CredentialsState, Status as VmStatus};
 use tokio::net::UnixStream;
@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use super::guest_channel::GuestChannel;
 use super::status::PAUSED_IO_ERROR;
 use super::vm_error::VmError;
-use duties::{Duties, Duty};
+use agent_tasks::{AgentTask, AgentTasks};
 use handle::{AgentCommand, AgentView, Frozen, Reply};
 use processes::Processes;
 use publisher::StatePublisher;
@@ -46,9 +46,9 @@ pub(super) struct AgentActor {
     /// The VM goes on from a snapshot, and it is not known yet whether its file systems were frozen then.
     restored: bool,
     processes: Processes,
-    duties: Duties,
+    tasks: AgentTasks,
     /// The agent commands that the VMI requires.
-    needs: Needs,
+    needs: RequiredCommands,
     credentials: Option<CredentialsState>,
     reboots: u64,
     mailbox: mpsc::Receiver<AgentCommand>,
@@ -60,8 +60,8 @@ pub(super) struct AgentActor {
 enum Work {
     Thaw,
     Process,
-    Duty(Duty),
-    Ask(Query),
+    AgentTask(AgentTask),
+    Query(Query),
 }
 
 impl AgentActor {
@@ -69,7 +69,7 @@ impl AgentActor {
     pub(super) fn new(
         channel: GuestChannel,
         status: watch::Receiver<VmStatus>,
-        needs: Needs,
+        needs: RequiredCommands,
         restored: bool,
     ) -> (AgentActor, AgentHandle) {
         let (sender, mailbox) = mpsc::channel(16);
@@ -83,7 +83,7 @@ impl AgentActor {
             guard: FreezeGuard::default(),
             restored,
             processes: Processes::default(),
-            duties: Duties::new(restored),
+            tasks: AgentTasks::new(restored),
             needs,
             credentials: None,
             reboots: 0,
@@ -130,13 +130,13 @@ impl AgentActor {
             let status = self.status.borrow_and_update();
             (status.paused, status.stopping, status.reboots)
         };
-        self.duties.follow(paused, stopping, now);
+        self.tasks.follow(paused, stopping, now);
         if reboots != self.reboots {
             // It may have been so fast that the port was never seen closed.
             self.reboots = reboots;
             self.poller.disconnected(now);
             self.poller.forget();
-            self.duties.rebooted();
+            self.tasks.rebooted();
             self.guard.thawed();
             self.restored = false;
             self.processes
@@ -147,10 +147,10 @@ impl AgentActor {
         }
         if open {
             self.poller.connected(now);
-            self.duties.connected();
+            self.tasks.connected();
         } else {
             self.poller.disconnected(now);
-            self.duties.disconnected();
+            self.tasks.disconnected();
             self.processes.fail_all(&not_connected());
         }
         if paused {
@@ -184,7 +184,7 @@ impl AgentActor {
             self.poller.wake_at(),
             self.guard.thaw_at(),
             self.processes.wake_at(),
-            self.duties.wake_at(Instant::now()),
+            self.tasks.wake_at(Instant::now()),
         ];
         times.into_iter().flatten().min()
     }
@@ -196,8 +196,8 @@ impl AgentActor {
         if self.processes.is_due(now) {
             return Some(Work::Process);
         }
-        let duty = self.duties.take_due(now).map(Work::Duty);
-        duty.or_else(|| self.poller.take_due(now).map(Work::Ask))
+        let task = self.tasks.take_due(now).map(Work::AgentTask);
+        task.or_else(|| self.poller.take_due(now).map(Work::Query))
     }
 
     /// Does what is due first.
@@ -208,27 +208,27 @@ impl AgentActor {
                 let frozen = self.may_be_frozen();
                 self.processes.ask(&mut self.agent, frozen).await;
             }
-            Some(Work::Duty(duty)) => {
-                if let Err(error) = self.perform(duty).await {
-                    debug!(%error, ?duty, "the guest's agent");
-                    if duty == Duty::SetTime && !self.is_thawed() {
-                        self.duties.time_refused();
+            Some(Work::AgentTask(task)) => {
+                if let Err(error) = self.perform(task).await {
+                    debug!(%error, ?task, "the guest's agent");
+                    if task == AgentTask::SetTime && !self.is_thawed() {
+                        self.tasks.time_refused();
                     }
                 }
             }
-            Some(Work::Ask(query)) => self.ask(query).await,
+            Some(Work::Query(query)) => self.ask(query).await,
             None => {}
         }
     }
 
-    async fn perform(&mut self, duty: Duty) -> Result<(), AgentError> {
-        match duty {
-            Duty::SetTime => {
+    async fn perform(&mut self, task: AgentTask) -> Result<(), AgentError> {
+        match task {
+            AgentTask::SetTime => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
                 self.agent.set_time(Some(now), limit::CHANGE).await
             }
-            Duty::ShutDown => {
+            AgentTask::ShutDown => {
                 info!("the guest has not powered off: its agent is asked to do it");
                 self.agent
                     .shutdown(ShutdownMode::Powerdown, limit::SHUTDOWN)
@@ -265,7 +265,7 @@ impl AgentActor {
         match status {
             FsFreezeStatus::Thawed => {
                 self.guard.thawed();
-                self.duties.thawed();
+                self.tasks.thawed();
             }
             // Whoever froze them thaws the VM that was saved, not this one.
             FsFreezeStatus::Frozen if restored => {
@@ -352,7 +352,7 @@ impl AgentActor {
             self.guard.freezing(Instant::now(), Some(timeout));
         }
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
-        self.poller.hurry(Query::FsFreezeStatus, Instant::now());
+        self.poller.poll_now(Query::FsFreezeStatus, Instant::now());
         Ok(Frozen {
             already,
             thaw_at: self.guard.thaw_at(),
@@ -368,9 +368,9 @@ impl AgentActor {
 
     fn thawed(&mut self) {
         self.restored = false;
-        self.duties.thawed();
+        self.tasks.thawed();
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Thawed));
-        self.poller.hurry(Query::Version, Instant::now());
+        self.poller.poll_now(Query::Version, Instant::now());
     }
 
     fn may_be_frozen(&self) -> bool {

@@ -40,7 +40,7 @@ impl Guest {
     fn prepare(restored: bool) -> (AgentActor, Guest) {
         let (channel, mut port) = guest_channel(AGENT_PORT).unwrap();
         let (status, watched) = watch::channel(VmStatus::default());
-        let (actor, agent) = AgentActor::new(channel, watched, Needs::default(), restored);
+        let (actor, agent) = AgentActor::new(channel, watched, RequiredCommands::default(), restored);
         // The test keeps the rest of the port.
         let (spare, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let stream = std::mem::replace(&mut port.stream, spare.into());

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use husk_guest_agent::{
     AgentInfo, Answers, BASIC_COMMANDS, CommandInfo, DiskAddress, FileSystem, FsFreezeStatus, IpAddress,
-    Needs, NetworkInterface, OsInfo, Unsupported, User, check_support, visible,
+    NetworkInterface, OsInfo, RequiredCommands, Unsupported, User, check_support, visible,
 };
 use husk_proto::shim::v1 as shim;
 
@@ -42,7 +42,7 @@ const STATUS_ADDRESSES: usize = 32;
 
 /// Returns the state that a VMI's status shows. A cluster stores it, so lists are short and control characters are
 /// escaped.
-pub(super) fn state(connected: bool, answers: &Answers, needs: Needs) -> shim::GuestState {
+pub(super) fn state(connected: bool, answers: &Answers, needs: RequiredCommands) -> shim::GuestState {
     let unsupported = answers
         .version
         .as_ref()

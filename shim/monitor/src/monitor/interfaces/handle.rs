@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::vm_network::VmNetworkError;
-use crate::monitor::disks::Hold;
+use crate::monitor::disks::ConfigLock;
 use crate::monitor::vm_config::OpenNic;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::VmmConnection;
@@ -43,7 +43,7 @@ pub(super) enum InterfaceCommand {
     Add(AddInterfaceRequest, NicDhcp, Reply<()>),
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
-    Hold(Reply<(Hold, Vec<PluggedInterface>)>),
+    ConfigLock(Reply<(ConfigLock, Vec<PluggedInterface>)>),
     Close(oneshot::Sender<()>),
 }
 
@@ -138,8 +138,10 @@ impl InterfacesHandle {
 
     /// Keeps the interfaces as they are while the first result exists. The second has those that were plugged. Fails
     /// while one is being unplugged.
-    pub(in crate::monitor) async fn hold(&self) -> Result<(Hold, Vec<PluggedInterface>), VmError> {
-        self.ask(InterfaceCommand::Hold).await
+    pub(in crate::monitor) async fn lock_config(
+        &self,
+    ) -> Result<(ConfigLock, Vec<PluggedInterface>), VmError> {
+        self.ask(InterfaceCommand::ConfigLock).await
     }
 
     /// Restores the network and ends the actor. Called after the VMM has exited.

@@ -49,7 +49,7 @@ impl InterfacesActor {
             let text = format!("interface {name:?} is being removed");
             return Err(VmError::wrong_state(text));
         }
-        if self.table.is_there(&name, &device, mac)? {
+        if self.table.is_present(&name, &device, mac)? {
             return Ok(());
         }
         let spec = InterfaceSpec {

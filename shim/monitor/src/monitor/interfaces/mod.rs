@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
-use super::disks::Hold;
+use super::disks::ConfigLock;
 use super::error_chain::error_chain;
 use super::vm_config::OpenNic;
 use super::vm_error::VmError;
@@ -111,7 +111,7 @@ impl InterfacesActor {
             InterfaceCommand::Add(request, dhcp, reply) => drop(reply.send(self.add(request, dhcp).await)),
             InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
             InterfaceCommand::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
-            InterfaceCommand::Hold(reply) => drop(reply.send(self.hold())),
+            InterfaceCommand::ConfigLock(reply) => drop(reply.send(self.lock_config())),
             InterfaceCommand::Close(_) => {}
         }
     }
@@ -160,15 +160,15 @@ impl InterfacesActor {
         Ok(nics)
     }
 
-    fn hold(&mut self) -> Result<(Hold, Vec<PluggedInterface>), VmError> {
+    fn lock_config(&mut self) -> Result<(ConfigLock, Vec<PluggedInterface>), VmError> {
         if let Some(name) = self.removals.waiters.keys().next() {
             let reason = "it is being unplugged: wait until the guest has released it, or reset the VM, which ends that";
             return Err(SnapshotError::interface(name, reason).into());
         }
         let plugged = self.table.plugged()?;
-        let hold = Arc::new(());
-        self.held = Arc::downgrade(&hold);
-        Ok((hold, plugged))
+        let lock = Arc::new(());
+        self.held = Arc::downgrade(&lock);
+        Ok((lock, plugged))
     }
 
     async fn close(&mut self) {

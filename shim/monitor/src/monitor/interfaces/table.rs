@@ -130,7 +130,7 @@ impl InterfaceTable {
     }
 
     /// True if this very interface is present. An error if another one has its name or device.
-    pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, VmError> {
+    pub(super) fn is_present(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, VmError> {
         for InterfaceEntry { shown, .. } in &self.entries {
             let same_mac = mac.is_none_or(|mac| mac.to_string() == shown.mac);
             if shown.name == name && shown.device == device && same_mac {

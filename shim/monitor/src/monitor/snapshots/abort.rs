@@ -1,4 +1,5 @@
-//! The way of a snapshot's progress to its client. Cut, it ends the snapshot as if the client had gone.
+//! A channel for a snapshot's progress that can be aborted. Aborting it ends the snapshot, as if the client had
+//! disconnected.
 
 use std::pin::pin;
 
@@ -7,16 +8,18 @@ use tokio::sync::{mpsc, oneshot};
 use super::ProgressSender;
 use crate::monitor::vm_error::VmError;
 
-/// Takes the reason to cut it.
-pub(super) type GiveUp = oneshot::Sender<VmError>;
+/// Aborts the channel with an error for the client.
+pub(super) type AbortSender = oneshot::Sender<VmError>;
 
-/// Returns a sender whose answers reach `client` while the last value runs.
-pub(super) fn way_to(client: ProgressSender) -> (ProgressSender, GiveUp, impl Future<Output = ()> + Send) {
+/// Returns a sender, the means to abort it, and a future that forwards what is sent to `client`.
+pub(super) fn abortable_progress(
+    client: ProgressSender,
+) -> (ProgressSender, AbortSender, impl Future<Output = ()> + Send) {
     let (progress, mut answers) = mpsc::channel(1);
-    let (give_up, given_up) = oneshot::channel::<VmError>();
+    let (abort, aborted) = oneshot::channel::<VmError>();
     let forward = async move {
-        let mut given_up = pin!(async {
-            match given_up.await {
+        let mut aborted = pin!(async {
+            match aborted.await {
                 Ok(reason) => reason,
                 Err(_) => std::future::pending().await,
             }
@@ -31,14 +34,14 @@ pub(super) fn way_to(client: ProgressSender) -> (ProgressSender, GiveUp, impl Fu
         tokio::select! {
             () = forward => {}
             () = client.closed() => {}
-            reason = &mut given_up => {
+            reason = &mut aborted => {
                 // A client that does not read sees only the end of the stream.
                 let _ = client.try_send(Err(reason.into()));
             }
         }
         // Here the answers' receiver is dropped.
     };
-    (progress, give_up, forward)
+    (progress, abort, forward)
 }
 
 #[cfg(test)]
@@ -51,12 +54,12 @@ mod tests {
     #[tokio::test]
     async fn answers_are_passed_on_until_they_end() {
         let (client, mut read) = mpsc::channel(4);
-        let (progress, give_up, forward) = way_to(client);
+        let (progress, abort, forward) = abortable_progress(client);
         let send = async {
             for _ in 0..3 {
                 progress.send(Ok(SnapshotProgress::default())).await.unwrap();
             }
-            drop((give_up, progress));
+            drop((abort, progress));
         };
         join!(send, forward);
         for _ in 0..3 {
@@ -68,13 +71,13 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_has_gone_or_is_told_why_ends_the_snapshot() {
         let (client, read) = mpsc::channel(4);
-        let (progress, _give_up, forward) = way_to(client);
+        let (progress, _give_up, forward) = abortable_progress(client);
         drop(read);
         join!(progress.closed(), forward);
 
         let (client, mut read) = mpsc::channel(1);
-        let (progress, give_up, forward) = way_to(client);
-        give_up.send(VmError::wrong_state("it ends")).unwrap();
+        let (progress, abort, forward) = abortable_progress(client);
+        abort.send(VmError::wrong_state("it ends")).unwrap();
         join!(progress.closed(), forward);
         assert_eq!(read.recv().await.unwrap().unwrap_err().message(), "it ends");
         assert!(read.recv().await.is_none());

@@ -29,7 +29,7 @@ use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::call_within;
 use crate::snapshot::{
     CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir,
-    VERSION, WrittenOutside, now,
+    UnsavedVolume, VERSION, now,
 };
 
 /// Interval between two reports of progress.
@@ -57,7 +57,7 @@ struct PreparedFiles {
 }
 
 /// A snapshot that is complete, but not kept yet.
-struct Made {
+struct CompleteSnapshot {
     complete: NewSnapshot,
     /// Volumes that are written to and do not travel.
     outside: Vec<String>,
@@ -155,9 +155,9 @@ impl SnapshotJob {
     }
 
     /// Sets `held` while the VM is paused for it, or its written pages are logged.
-    async fn make(&mut self, held: &mut bool) -> Result<Made, VmError> {
-        let (_disks_stay, mut set) = self.sources.disks.hold().await?;
-        let (_interfaces_stay, interfaces) = self.sources.interfaces.hold().await?;
+    async fn make(&mut self, held: &mut bool) -> Result<CompleteSnapshot, VmError> {
+        let (_disks_stay, mut set) = self.sources.disks.lock_config().await?;
+        let (_interfaces_stay, interfaces) = self.sources.interfaces.lock_config().await?;
         record_interfaces(&mut set.plan, &self.sources.interfaces.list());
         let plan = set.plan.clone();
         if plan.vhost_vsock_cid.is_some() {
@@ -179,7 +179,7 @@ impl SnapshotJob {
         }
         self.pause(PauseReason::Snapshot).await?;
         self.save(&state, &memory).await?;
-        let outside = copies.written_outside();
+        let outside = copies.unsaved_volumes();
         let (copies, disks) = self.copy(copies).await?;
         if self.order.resume {
             // All that the guest can change has been copied.
@@ -218,7 +218,7 @@ impl SnapshotJob {
             };
             Ok(new.complete(&snapshot)?)
         });
-        Ok(Made {
+        Ok(CompleteSnapshot {
             complete: complete.await?,
             outside: outside.into_iter().map(|disk| disk.volume).collect(),
         })
@@ -236,8 +236,8 @@ impl SnapshotJob {
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
             let copies = DiskCopies::prepare(&set, &mut new, copy_disks)?;
-            if resume && let Some(outside) = copies.written_outside().first() {
-                return Err(VmError::wrong_state(may_not_go_on(outside, &directory)));
+            if resume && let Some(outside) = copies.unsaved_volumes().first() {
+                return Err(VmError::wrong_state(resume_refusal(outside, &directory)));
             }
             Ok(PreparedFiles {
                 state: new.file(STATE)?,
@@ -382,8 +382,8 @@ impl SnapshotJob {
 }
 
 /// The error that refuses `--resume` for a VM with this disk.
-fn may_not_go_on(outside: &WrittenOutside, directory: &Path) -> String {
-    let WrittenOutside { volume, path, .. } = outside;
+fn resume_refusal(outside: &UnsavedVolume, directory: &Path) -> String {
+    let UnsavedVolume { volume, path, .. } = outside;
     match outside.shareable {
         true => format!(
             "volume {volume:?}: {path} is not in a snapshot, because it is `shareable` and other VMs may write to it, so \

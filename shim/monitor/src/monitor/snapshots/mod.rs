@@ -3,7 +3,7 @@
 //! Both are one actor's, because a VM may not go on while it is saved, and a snapshot that can be restored only if its
 //! VM does not go on must know when it does.
 
-mod give_up;
+mod abort;
 mod handle;
 mod job;
 
@@ -25,7 +25,7 @@ use super::vm::RunningVmm;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 use crate::snapshot::{SnapshotDir, SnapshotError};
-use give_up::{GiveUp, way_to};
+use abort::{AbortSender, abortable_progress};
 use handle::SnapshotCommand;
 use job::SnapshotJob;
 
@@ -66,7 +66,7 @@ pub(super) struct SnapshotsActor {
     sources: SnapshotSources,
     mailbox: mpsc::Receiver<SnapshotCommand>,
     job: Option<RunningJob>,
-    give_up: Option<GiveUp>,
+    abort: Option<AbortSender>,
     /// Callers that wait for the end of the snapshot, after which the VM goes on.
     resume_waiters: Vec<oneshot::Sender<Result<(), VmError>>>,
     /// Snapshots of this pause that can be restored only if the VM does not go on.
@@ -80,7 +80,7 @@ impl SnapshotsActor {
             sources,
             mailbox,
             job: None,
-            give_up: None,
+            abort: None,
             resume_waiters: Vec::new(),
             fragile: Vec::new(),
         };
@@ -124,9 +124,9 @@ impl SnapshotsActor {
         } else {
             match self.running() {
                 Ok(vmm) => {
-                    let (progress, give_up, forward) = way_to(progress);
+                    let (progress, abort, forward) = abortable_progress(progress);
                     let job = SnapshotJob::new(self.sources.clone(), vmm, order, progress);
-                    self.give_up = Some(give_up);
+                    self.abort = Some(abort);
                     self.job = Some(Box::pin(async {
                         let (made, ()) = tokio::join!(job.run(), forward);
                         made
@@ -144,9 +144,9 @@ impl SnapshotsActor {
         if self.job.is_none() {
             return drop(reply.send(self.resume().await));
         }
-        if let Some(give_up) = self.give_up.take() {
+        if let Some(abort) = self.abort.take() {
             warn!("a snapshot is given up, because the VM is being shut down");
-            let _ = give_up.send(VmError::wrong_state(
+            let _ = abort.send(VmError::wrong_state(
                 "the VM is being shut down, so the snapshot was given up",
             ));
         }

@@ -23,16 +23,16 @@ impl VmiSync {
             InterfaceUpdate::Added(nic) => Some(nic.name.as_str()),
             InterfaceUpdate::Absent { .. } => None,
         });
-        let mut told: BTreeMap<String, InterfaceStatus> = BTreeMap::new();
+        let mut statuses: BTreeMap<String, InterfaceStatus> = BTreeMap::new();
         for status in self.unplug_interfaces(&stay.collect(), done).await {
-            told.insert(status.name.clone(), status);
+            statuses.insert(status.name.clone(), status);
         }
         for wanted in wanted {
             let status = match wanted {
                 InterfaceUpdate::Planned { name, link_up } => self.planned(&name, link_up, done).await?,
                 InterfaceUpdate::Added(nic) => self.added(*nic, done).await?,
                 InterfaceUpdate::Absent { name, planned } => {
-                    if told.contains_key(&name) {
+                    if statuses.contains_key(&name) {
                         continue;
                     }
                     let (phase, message) = match planned {
@@ -47,9 +47,9 @@ impl VmiSync {
                 }
             };
             done.waits |= matches!(status.phase.as_str(), "Pending" | "Detaching" | "RestartRequired");
-            told.insert(status.name.clone(), status);
+            statuses.insert(status.name.clone(), status);
         }
-        Ok(told.into_values().collect())
+        Ok(statuses.into_values().collect())
     }
 
     /// Unplugs hotplugged interfaces that are not in `stay`, in parallel. Returns those that the guest has not

@@ -94,7 +94,7 @@ impl VmiSync {
             partial,
             ..
         } = request;
-        let given = volumes::GivenData { paths, fds };
+        let given = volumes::CallerVolumeData { paths, fds };
         let plan = self.plan.clone();
         // Parsing the largest manifest takes a while.
         let wanted = spawn_blocking(move || wanted(&vmi, &plan)).await;
@@ -117,7 +117,7 @@ impl VmiSync {
         vmi: &Vmi,
         live: LiveUpdate,
         state: RunState,
-        given: &volumes::GivenData,
+        given: &volumes::CallerVolumeData,
     ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
         let restart_required = live.restart_required.iter().take(LINES);

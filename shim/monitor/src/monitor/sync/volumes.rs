@@ -18,12 +18,12 @@ use crate::monitor::vm_error::VmError;
 
 /// Data of volumes that the caller gives, by the volume's name.
 #[derive(Debug)]
-pub(super) struct GivenData {
+pub(super) struct CallerVolumeData {
     pub(super) paths: HashMap<String, String>,
     pub(super) fds: HashMap<String, Fd>,
 }
 
-impl GivenData {
+impl CallerVolumeData {
     /// Checks that each is for a volume of the VMI, and that no volume has two.
     pub(super) fn check(&self, vmi: &Vmi) -> Result<(), VmError> {
         let mut names = self.paths.keys().chain(self.fds.keys());
@@ -59,7 +59,7 @@ impl VmiSync {
         &self,
         vmi: &Vmi,
         wanted: Vec<NewVolume>,
-        given: &GivenData,
+        given: &CallerVolumeData,
         done: &mut SyncProgress,
     ) -> Result<Vec<VolumeStatus>, VmError> {
         match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes(vmi.claims.clone())).await {
@@ -71,31 +71,34 @@ impl VmiSync {
             // The check goes on in the background.
             Err(_) => done.waits = true,
         }
-        let mut told: BTreeMap<String, VolumeStatus> = BTreeMap::new();
+        let mut statuses: BTreeMap<String, VolumeStatus> = BTreeMap::new();
         for status in self.unplug(&wanted, done).await? {
-            told.insert(status.name.clone(), status);
+            statuses.insert(status.name.clone(), status);
         }
         for volume in wanted {
             let name = volume.name.clone();
             // The volume that it replaces is still there.
-            if told.get(&name).is_some_and(|status| status.phase == DETACHING) {
+            if statuses
+                .get(&name)
+                .is_some_and(|status| status.phase == DETACHING)
+            {
                 continue;
             }
             let status = self.plug(volume, given, done).await?;
             done.waits |= status.phase != "Ready";
-            told.insert(name, status);
+            statuses.insert(name, status);
         }
         // A disk of the start is always ready.
         for disk in self.shown().into_iter().filter(|disk| !disk.plugged) {
             if vmi.spec.volume(&disk.name).is_some() {
-                told.entry(disk.name.clone()).or_insert_with(|| VolumeStatus {
+                statuses.entry(disk.name.clone()).or_insert_with(|| VolumeStatus {
                     name: disk.name.clone(),
                     disk: Some(disk),
                     ..VolumeStatus::default()
                 });
             }
         }
-        Ok(told.into_values().collect())
+        Ok(statuses.into_values().collect())
     }
 
     /// Unplugs hotplugged volumes that are not in the VMI, or are of another object there, in parallel. Returns those
@@ -157,7 +160,7 @@ impl VmiSync {
     async fn plug(
         &self,
         volume: NewVolume,
-        given: &GivenData,
+        given: &CallerVolumeData,
         done: &mut SyncProgress,
     ) -> Result<VolumeStatus, VmError> {
         let name = volume.name.clone();

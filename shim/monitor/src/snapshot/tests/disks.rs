@@ -10,8 +10,10 @@ use husk_volumes::{ImageFormat, ImageHandle, OpenDisk, PathPolicy, ScratchDir, V
 
 use super::*;
 use crate::snapshot::disks::not_copied;
-use crate::snapshot::format::{BaseContent, DiskContent, HeldImage};
-use crate::snapshot::{DiskCopies, DiskSet, KeptDisk, NewSnapshot, SavedDisk, SnapshotError, WrittenOutside};
+use crate::snapshot::format::{BaseContent, DiskContent, SnapshotImage};
+use crate::snapshot::{
+    DiskCopies, DiskSet, NewSnapshot, OpenDiskRefs, SavedDisk, SnapshotError, UnsavedVolume,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -59,7 +61,7 @@ impl Rig {
         let names = self.plan.disks.iter().map(|disk| disk.name.clone());
         let kept = names
             .zip(open)
-            .map(|(name, open)| (name, Arc::new(KeptDisk::of(open).unwrap())));
+            .map(|(name, open)| (name, Arc::new(OpenDiskRefs::of(open).unwrap())));
         DiskSet {
             plan: self.plan.clone(),
             plugged: ["data".to_owned()].into(),
@@ -77,15 +79,15 @@ fn describe(copies: &DiskCopies) -> HashMap<String, SavedDisk> {
     disks.map(|disk| (disk.name.clone(), disk)).collect()
 }
 
-fn held(file: &str, format: ImageFormat) -> HeldImage {
-    HeldImage {
+fn held(file: &str, format: ImageFormat) -> SnapshotImage {
+    SnapshotImage {
         file: file.into(),
         format,
     }
 }
 
-fn outside(volume: &str, path: &Path, shareable: bool) -> WrittenOutside {
-    WrittenOutside {
+fn outside(volume: &str, path: &Path, shareable: bool) -> UnsavedVolume {
+    UnsavedVolume {
         volume: volume.into(),
         path: path.display().to_string(),
         shareable,
@@ -132,7 +134,7 @@ fn images_that_no_path_leads_to_travel() {
     let set = rig.set(&open.disks);
     let mut new = rig.new_snapshot();
     let copies = DiskCopies::prepare(&set, &mut new, false).unwrap();
-    assert_eq!(copies.written_outside(), [outside("data", &data, true)]);
+    assert_eq!(copies.unsaved_volumes(), [outside("data", &data, true)]);
     // What is written up to the copy is in it.
     write(0, "overlay");
     write(2, "scratch");
@@ -183,7 +185,7 @@ fn image_outside_that_the_guest_writes_is_synced() {
     let open = rig.open();
     // The kernel cannot sync it.
     let null = ImageHandle::of(File::open("/dev/null").unwrap()).unwrap();
-    let mut kept = KeptDisk::of(&open.disks[0]).unwrap();
+    let mut kept = OpenDiskRefs::of(&open.disks[0]).unwrap();
     kept.image.as_mut().unwrap().handle = null;
     let mut set = rig.set(&open.disks);
     set.kept.insert("data".to_owned(), Arc::new(kept));
@@ -212,7 +214,7 @@ fn writable_image_travels_where_extents_can_be_shared() {
     copies.copy(&AtomicBool::new(false), |_, _, _| {}).unwrap();
     let copy = rig.home.path().join("snap/disk-data.img");
     // This depends on the file system of temporary files.
-    match copies.written_outside().is_empty() {
+    match copies.unsaved_volumes().is_empty() {
         true => assert_eq!(&fs::read(copy).unwrap()[4096..4104], b"data.img"),
         false => assert!(!copy.exists()),
     }
@@ -245,14 +247,14 @@ fn written_image_travels_in_full_on_request() {
 
     let mut new = rig.new_snapshot();
     let copies = DiskCopies::prepare(&set, &mut new, false).unwrap();
-    assert_eq!(copies.written_outside()[0], outside("data", &data, false));
-    assert_eq!(copies.written_outside()[1], shared);
+    assert_eq!(copies.unsaved_volumes()[0], outside("data", &data, false));
+    assert_eq!(copies.unsaved_volumes()[1], shared);
     assert!(!snap.join("disk-data.img").exists());
     drop(new);
 
     let mut new = rig.new_snapshot();
     let copies = DiskCopies::prepare(&set, &mut new, true).unwrap();
-    assert_eq!(copies.written_outside(), [shared]);
+    assert_eq!(copies.unsaved_volumes(), [shared]);
     // What is written up to the copy is in it, and what is written later is not.
     let write = |text: &[u8]| {
         let file = File::from(open.disks[0].file.as_ref().unwrap().try_clone().unwrap());

@@ -39,7 +39,7 @@ fn stored_description_is_read() {
             "remade"
         ]
     );
-    assert_eq!(snapshot.written_outside(), ["data"]);
+    assert_eq!(snapshot.unsaved_volumes(), ["data"]);
     assert_eq!(snapshot.written_copies(), ["copied"]);
     assert!(!snapshot.disks[0].plugged && snapshot.disks[5].plugged);
     // What is written is the same document.
