@@ -15,7 +15,7 @@ use clap::Parser;
 use husk_agent::device_plugin::{DevicePlugin, node_devices};
 use husk_agent::event::EventSender;
 use husk_agent::monitoring::{self, Readiness};
-use husk_agent::node::{LauncherPods, NodeActor, NodeShim, Present};
+use husk_agent::node::{LauncherPods, NodeActor, NodeShim, ShimUsers};
 use husk_agent::rest::{self, VsockCertificateDir};
 use husk_agent::service::CertificateFiles;
 use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
@@ -212,7 +212,7 @@ async fn run(args: Args) -> Result<(), String> {
         events,
         plugins,
         foreign,
-        Present {
+        ShimUsers {
             vmis: present,
             launchers,
         },

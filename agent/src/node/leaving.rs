@@ -32,7 +32,7 @@ pub type NodeVmis = watch::Receiver<Option<BTreeSet<String>>>;
 
 /// VMIs and pods that need the shim.
 #[derive(Debug)]
-pub struct Present {
+pub struct ShimUsers {
     /// The VMIs that name the node.
     pub vmis: NodeVmis,
     /// The pods of VMIs, which may not name it yet.
@@ -47,7 +47,7 @@ pub(super) fn is_leaving(node: &Node) -> bool {
 
 /// Progress of the removal of a leaving node's shim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Departure {
+pub enum ShimRemoval {
     /// The agent has not listed the VMIs of the node yet.
     Listing,
     /// It waits for the end of these VMIs.
@@ -60,19 +60,19 @@ pub enum Departure {
     Removed,
 }
 
-impl Departure {
+impl ShimRemoval {
     /// The state of a node with these VMIs.
     pub(super) fn of(
         vmis: Option<&BTreeSet<String>>,
         is_installed: bool,
         failure: Option<&String>,
-    ) -> Departure {
+    ) -> ShimRemoval {
         match (vmis, failure) {
-            (None, _) => Departure::Listing,
-            (Some(vmis), _) if !vmis.is_empty() => Departure::Waiting(vmis.clone()),
-            _ if !is_installed => Departure::Removed,
-            (_, Some(failure)) => Departure::Failed(failure.clone()),
-            _ => Departure::Ready,
+            (None, _) => ShimRemoval::Listing,
+            (Some(vmis), _) if !vmis.is_empty() => ShimRemoval::Waiting(vmis.clone()),
+            _ if !is_installed => ShimRemoval::Removed,
+            (_, Some(failure)) => ShimRemoval::Failed(failure.clone()),
+            _ => ShimRemoval::Ready,
         }
     }
 }
@@ -215,17 +215,17 @@ mod tests {
         let vmis: BTreeSet<String> = ["default/a".to_owned()].into();
         let none = BTreeSet::new();
         let failure = "shims of pods still run".to_owned();
-        assert_eq!(Departure::of(None, true, None), Departure::Listing);
-        assert_eq!(Departure::of(None, false, None), Departure::Listing);
-        let waiting = Departure::Waiting(vmis.clone());
-        assert_eq!(Departure::of(Some(&vmis), true, None), waiting);
-        assert_eq!(Departure::of(Some(&vmis), false, Some(&failure)), waiting);
-        assert_eq!(Departure::of(Some(&none), true, None), Departure::Ready);
-        let failed = Departure::Failed(failure.clone());
-        assert_eq!(Departure::of(Some(&none), true, Some(&failure)), failed);
+        assert_eq!(ShimRemoval::of(None, true, None), ShimRemoval::Listing);
+        assert_eq!(ShimRemoval::of(None, false, None), ShimRemoval::Listing);
+        let waiting = ShimRemoval::Waiting(vmis.clone());
+        assert_eq!(ShimRemoval::of(Some(&vmis), true, None), waiting);
+        assert_eq!(ShimRemoval::of(Some(&vmis), false, Some(&failure)), waiting);
+        assert_eq!(ShimRemoval::of(Some(&none), true, None), ShimRemoval::Ready);
+        let failed = ShimRemoval::Failed(failure.clone());
+        assert_eq!(ShimRemoval::of(Some(&none), true, Some(&failure)), failed);
         assert_eq!(
-            Departure::of(Some(&none), false, Some(&failure)),
-            Departure::Removed
+            ShimRemoval::of(Some(&none), false, Some(&failure)),
+            ShimRemoval::Removed
         );
     }
 

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
 pub use kubevirt::{KubeVirtVersion, configuration_version, follow_gate};
-pub use leaving::{Departure, LauncherPods, NodeShim, Present};
+pub use leaving::{LauncherPods, NodeShim, ShimRemoval, ShimUsers};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
 const PLUGINS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ pub enum Unschedulable {
     /// The node has these VMIs, whose launcher pods do not run under Husk.
     Foreign(BTreeSet<String>),
     /// The node leaves Husk.
-    Leaving(Departure),
+    Leaving(ShimRemoval),
     /// The node has no shim.
     NoShim,
 }
@@ -78,21 +78,21 @@ impl std::fmt::Display for Unschedulable {
                     shown(names)
                 )
             }
-            Unschedulable::Leaving(Departure::Listing) => f.write_str("the node leaves Husk"),
-            Unschedulable::Leaving(Departure::Waiting(names)) => {
+            Unschedulable::Leaving(ShimRemoval::Listing) => f.write_str("the node leaves Husk"),
+            Unschedulable::Leaving(ShimRemoval::Waiting(names)) => {
                 write!(
                     f,
                     "the node leaves Husk: waiting for the end of {} before the shim is removed: stop these VMIs",
                     shown(names)
                 )
             }
-            Unschedulable::Leaving(Departure::Ready) => {
+            Unschedulable::Leaving(ShimRemoval::Ready) => {
                 f.write_str("the node leaves Husk, and no VMI is left: removing the shim")
             }
-            Unschedulable::Leaving(Departure::Failed(reason)) => {
+            Unschedulable::Leaving(ShimRemoval::Failed(reason)) => {
                 write!(f, "the node leaves Husk, but the shim was not removed yet: {reason}")
             }
-            Unschedulable::Leaving(Departure::Removed) => {
+            Unschedulable::Leaving(ShimRemoval::Removed) => {
                 f.write_str("Husk's shim is removed from the node: the label husk.io/node can be removed")
             }
             Unschedulable::NoShim => f.write_str(
@@ -116,8 +116,8 @@ impl Unschedulable {
     /// Type and reason of the event.
     fn event(&self) -> (Kind, &'static str) {
         match self {
-            Unschedulable::Leaving(Departure::Removed) => (Kind::Normal, "HuskRemoved"),
-            Unschedulable::Leaving(Departure::Failed(_)) => (Kind::Warning, "HuskNotRemoved"),
+            Unschedulable::Leaving(ShimRemoval::Removed) => (Kind::Normal, "HuskRemoved"),
+            Unschedulable::Leaving(ShimRemoval::Failed(_)) => (Kind::Warning, "HuskNotRemoved"),
             Unschedulable::Leaving(_) => (Kind::Normal, "Leaving"),
             _ => (Kind::Warning, "Unschedulable"),
         }
@@ -133,7 +133,7 @@ pub struct NodeActor {
     /// The device plugins, by name: true while the kubelet knows them.
     plugins: Vec<(&'static str, watch::Receiver<bool>)>,
     foreign: ForeignVmis,
-    present: Present,
+    present: ShimUsers,
     shim: NodeShim,
     /// The removal of the shim, while it runs.
     removal: Option<JoinHandle<Result<(), String>>>,
@@ -165,7 +165,7 @@ impl NodeActor {
         events: EventSender,
         plugins: Vec<(&'static str, watch::Receiver<bool>)>,
         foreign: ForeignVmis,
-        present: Present,
+        present: ShimUsers,
         shim: NodeShim,
     ) -> NodeActor {
         NodeActor {
@@ -234,7 +234,7 @@ impl NodeActor {
         };
         self.report(reason).await;
         match departure {
-            Some(Departure::Ready | Departure::Failed(_)) => self.begin_removal().await?,
+            Some(ShimRemoval::Ready | ShimRemoval::Failed(_)) => self.begin_removal().await?,
             Some(_) => {}
             None => (self.failure, self.failures, self.retry_at) = (None, 0, None),
         }
@@ -252,7 +252,7 @@ impl NodeActor {
         }
         // The heartbeat took its time: VMIs and the label may be others now.
         let node = within(self.nodes.get(&self.name)).await?;
-        let can_go = matches!(self.departure(), Departure::Ready | Departure::Failed(_));
+        let can_go = matches!(self.departure(), ShimRemoval::Ready | ShimRemoval::Failed(_));
         if leaving::is_leaving(&node) && can_go {
             let shim = self.shim.clone();
             self.removal = Some(tokio::spawn(async move { shim.remove().await }));
@@ -289,16 +289,16 @@ impl NodeActor {
         self.reported = reason;
     }
 
-    fn departure(&self) -> Departure {
+    fn departure(&self) -> ShimRemoval {
         if self.removal.is_some() {
-            return Departure::Ready;
+            return ShimRemoval::Ready;
         }
         let vmis = self.present.vmis.borrow().clone();
         let present = vmis.map(|vmis| match vmis.is_empty() {
             true => self.present.launchers.names(),
             false => vmis,
         });
-        Departure::of(present.as_ref(), self.shim.is_installed(), self.failure.as_ref())
+        ShimRemoval::of(present.as_ref(), self.shim.is_installed(), self.failure.as_ref())
     }
 
     async fn unschedulable(&self, node: &Node) -> Result<Option<Unschedulable>, kube::Error> {

@@ -1,4 +1,4 @@
-//! Places of connections, limited for each owner, such as an address: nobody can take those of all others.
+//! Limits the connections of each owner, such as a peer's address, so that one owner cannot use up all of them.
 
 use std::collections::HashMap;
 use std::hash::Hash;

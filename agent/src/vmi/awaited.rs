@@ -36,8 +36,8 @@ struct Wait {
 }
 
 impl AwaitedVolumes {
-    /// Takes the volumes whose data is missing `now`, and those that nobody has looked for, which wait on. Returns the
-    /// messages of those to report, each once for an attachment pod.
+    /// Updates the table: `missing` are volumes whose data is missing; `unseen` were not checked this time, and keep
+    /// their waiting time. Returns the messages that are due, each once for a volume and attachment pod.
     pub fn update(&mut self, missing: &[AwaitedVolume], unseen: &[VolumeOfPod], now: Instant) -> Vec<String> {
         let key = |volume: &AwaitedVolume| (volume.name.clone(), volume.pod.clone());
         self.0.retain(|waiting, _| {

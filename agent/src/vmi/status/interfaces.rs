@@ -46,14 +46,14 @@ pub fn merged<'a>(
             entries.push(json!({}));
             entries.len() - 1
         });
-        let told = guest
+        let reported = guest
             .iter()
-            .find(|told| told.mac.eq_ignore_ascii_case(&interface.mac));
+            .find(|reported| reported.mac.eq_ignore_ascii_case(&interface.mac));
         if let Some(entry) = entries[index].as_object_mut() {
             write(
                 entry,
                 interface,
-                told.copied(),
+                reported.copied(),
                 is_masquerade(spec, &interface.name),
             );
         }
@@ -70,17 +70,18 @@ pub fn merged<'a>(
         }
     };
     entries.sort_by_key(rank);
-    let is_known = |told: &GuestInterface| {
+    let is_known = |reported: &GuestInterface| {
         let mut known = interfaces.iter();
-        known.any(|interface| interface.mac.eq_ignore_ascii_case(&told.mac))
+        known.any(|interface| interface.mac.eq_ignore_ascii_case(&reported.mac))
     };
-    let others = guest.into_iter().filter(|told| !is_known(told));
+    let others = guest.into_iter().filter(|reported| !is_known(reported));
     entries.extend(others.take(GUEST_ONLY).map(guest_only));
     entries
 }
 
-/// True for an entry of the VM or of the pod's network, and for one that is to be plugged, which loses all data of an
-/// earlier device. Others must go: until then virt-controller leaves an absent interface in the specs.
+/// True if an entry of the status stays: its interface is in the VM, is the pod network's, or is still to be plugged,
+/// and then loses the fields of an earlier device. Others are removed: virt-controller keeps an absent interface in the
+/// specs until then.
 fn lasts(entry: &mut Map<String, Value>, spec: &Value, interfaces: &[Interface]) -> bool {
     let Some(name) = entry.get("name").and_then(Value::as_str) else {
         return false;
@@ -121,7 +122,7 @@ fn foreign_sources(entry: &Map<String, Value>) -> Vec<String> {
 fn write(
     entry: &mut Map<String, Value>,
     interface: &Interface,
-    told: Option<&GuestInterface>,
+    reported: Option<&GuestInterface>,
     masquerade: bool,
 ) {
     let mut set = |key: &str, value: Value| drop(entry.insert(key.to_owned(), value));
@@ -129,23 +130,23 @@ fn write(
     set("mac", json!(interface.mac));
     set("queueCount", json!(interface.queues.max(1)));
     set("linkState", json!(if interface.link_up { "up" } else { "down" }));
-    let addresses = match told {
-        Some(told) => merged_addresses(&interface.addresses, &addresses(told, masquerade)),
+    let addresses = match reported {
+        Some(reported) => merged_addresses(&interface.addresses, &addresses(reported, masquerade)),
         None => interface.addresses.clone(),
     };
     if let Some(first) = addresses.first() {
         set("ipAddress", json!(first));
         set("ipAddresses", json!(addresses));
-    } else if told.is_some() {
+    } else if reported.is_some() {
         entry.remove("ipAddress");
         entry.remove("ipAddresses");
     }
-    match told {
-        Some(told) => _ = entry.insert("interfaceName".to_owned(), json!(told.name)),
+    match reported {
+        Some(reported) => _ = entry.insert("interfaceName".to_owned(), json!(reported.name)),
         None => _ = entry.remove("interfaceName"),
     }
     let mut sources = vec![DOMAIN.to_owned()];
-    sources.extend(told.map(|_| GUEST_AGENT.to_owned()));
+    sources.extend(reported.map(|_| GUEST_AGENT.to_owned()));
     sources.extend(foreign_sources(entry));
     let sources = sources.join(", ");
     entry.insert("infoSource".to_owned(), json!(sources));
@@ -153,14 +154,14 @@ fn write(
 
 /// An interface of the guest's own, such as a bridge. virt-controller's patch tests the entries as its Go types write
 /// them: without empty fields.
-fn guest_only(told: &GuestInterface) -> Value {
+fn guest_only(reported: &GuestInterface) -> Value {
     let mut entry = json!({"infoSource": GUEST_AGENT});
-    for (field, text) in [("mac", &told.mac), ("interfaceName", &told.name)] {
+    for (field, text) in [("mac", &reported.mac), ("interfaceName", &reported.name)] {
         if !text.is_empty() {
             entry[field] = json!(text);
         }
     }
-    let addresses = addresses(told, false);
+    let addresses = addresses(reported, false);
     let is_v4 = |address: &&IpAddr| address.is_ipv4();
     if let Some(first) = addresses.iter().find(is_v4).or(addresses.first()) {
         entry["ipAddress"] = json!(first);
@@ -171,14 +172,16 @@ fn guest_only(told: &GuestInterface) -> Value {
 
 /// The addresses that the guest tells, without prefix lengths. With masquerade, no link-local ones: they mean nothing
 /// outside of the guest.
-fn addresses(told: &GuestInterface, masquerade: bool) -> Vec<IpAddr> {
+fn addresses(reported: &GuestInterface, masquerade: bool) -> Vec<IpAddr> {
     let parse = |text: &String| text.split('/').next()?.parse().ok();
     let outside = |address: &IpAddr| match address {
         IpAddr::V4(address) => !address.is_link_local(),
         IpAddr::V6(address) => !address.is_unicast_link_local(),
     };
-    let told = told.addresses.iter().filter_map(parse);
-    told.filter(|address| !masquerade || outside(address)).collect()
+    let reported = reported.addresses.iter().filter_map(parse);
+    reported
+        .filter(|address| !masquerade || outside(address))
+        .collect()
 }
 
 /// The pod's addresses, as long as the guest has one of the same family; else the guest's. IPv4 comes first.
@@ -186,14 +189,14 @@ fn merged_addresses(pod: &[String], guest: &[IpAddr]) -> Vec<String> {
     let mut merged = Vec::new();
     for is_v4 in [true, false] {
         let of_family = |address: &IpAddr| address.is_ipv4() == is_v4;
-        let told = guest.iter().copied().filter(of_family);
-        let told: Vec<String> = told.map(|address| address.to_string()).collect();
+        let reported = guest.iter().copied().filter(of_family);
+        let reported: Vec<String> = reported.map(|address| address.to_string()).collect();
         let known = pod
             .iter()
             .filter(|address| address.parse().is_ok_and(|address| of_family(&address)));
         let known: Vec<String> = known.cloned().collect();
-        merged.extend(match known.is_empty() || told.is_empty() {
-            true => told,
+        merged.extend(match known.is_empty() || reported.is_empty() {
+            true => reported,
             false => known,
         });
     }

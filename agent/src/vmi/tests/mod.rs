@@ -15,7 +15,7 @@ use super::*;
 use crate::testing::api_server::ApiServer;
 use husk_agent_testing::shim::Shim;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A node with an API server.
 struct Node {
@@ -95,7 +95,7 @@ impl Node {
 async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
