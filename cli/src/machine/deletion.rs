@@ -116,8 +116,8 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
     }
 }
 
-/// The data that stays when a damaged object is deleted, and the command that deletes it: the file would say what
-/// belongs to the object. None if there is no data.
+/// Names the data that stays when a damaged object is deleted, since its file cannot say what belongs to it, and the
+/// command that deletes that data. None if there is no such data.
 fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failure> {
     let namespace = &key.namespace;
     if key.kind == Kind::DataVolume && machine.claims.has(namespace, &key.name) {

@@ -30,7 +30,7 @@ use crate::{host_notes, live_vm, network};
 const AFTER_GUEST: Duration = Duration::from_secs(15);
 
 /// The end of a VM that was started.
-enum Life {
+enum VmOutcome {
     /// The guest powered off.
     Succeeded(String),
     /// It ran, and failed or was killed.
@@ -121,11 +121,11 @@ impl Service {
         };
         self.refuse_second_life(strategy)?;
         loop {
-            let life = self.live().await?;
+            let outcome = self.live().await?;
             strategy = self.run_strategy().unwrap_or(strategy);
-            let error = match life {
-                Life::Stopped => return Ok(()),
-                Life::Succeeded(text) => {
+            let error = match outcome {
+                VmOutcome::Stopped => return Ok(()),
+                VmOutcome::Succeeded(text) => {
                     info!(vm = %self.name, text, "the VM has ended");
                     match strategy {
                         RunStrategy::Always => {
@@ -144,7 +144,7 @@ impl Service {
                         _ => return Ok(()),
                     }
                 }
-                Life::Failed(text) => {
+                VmOutcome::Failed(text) => {
                     warn!(vm = %self.name, text, "the VM has failed");
                     match strategy {
                         RunStrategy::Always | RunStrategy::RerunOnFailure => {
@@ -154,7 +154,7 @@ impl Service {
                         _ => return Err(Failure::Runtime(format!("{}: {text}", self.name))),
                     }
                 }
-                Life::NotStarted(error) => error,
+                VmOutcome::NotStarted(error) => error,
             };
             failures += 1;
             if !self.wait(failures, &error).await {
@@ -182,12 +182,12 @@ impl Service {
     }
 
     /// Starts the VM and waits for its end.
-    async fn live(&self) -> Result<Life, Failure> {
+    async fn live(&self) -> Result<VmOutcome, Failure> {
         let (machine, runtime, name) = (self.machine.clone(), self.runtime.clone(), self.name.clone());
         let preparing = tokio::task::spawn_blocking(move || prepare(&machine, &runtime, &name));
         let prepared = tokio::select! {
             prepared = preparing => prepared?,
-            () = self.stopped() => return Ok(Life::Stopped),
+            () = self.stopped() => return Ok(VmOutcome::Stopped),
         };
         let Prepared {
             plan,
@@ -199,7 +199,7 @@ impl Service {
                 self.report(&format!("the manifest is wrong: {}", lines.join("; ")));
                 return Err(Failure::Manifest(lines));
             }
-            Err(PrepareError::Data(error)) => return Ok(Life::NotStarted(error)),
+            Err(PrepareError::Data(error)) => return Ok(VmOutcome::NotStarted(error)),
         };
         let grace = Duration::from_secs(plan.grace_period_seconds);
         // The guest's agent propagates them while the VM runs.
@@ -211,14 +211,14 @@ impl Service {
             |error: &dyn std::error::Error| DataError::new("CrashLoopBackOff", error.to_string());
         let mut embedded = match built {
             Ok(embedded) => embedded,
-            Err(error) => return Ok(self.unless_stopped(Life::NotStarted(not_started(&error)))),
+            Err(error) => return Ok(self.unless_stopped(VmOutcome::NotStarted(not_started(&error)))),
         };
         let booted = embedded.boot().await;
         let _kept = by_agent.then_some(files);
         let status = embedded.vm.status();
         if let Err(error) = booted {
             final_status(status).await;
-            return Ok(self.unless_stopped(Life::NotStarted(not_started(&error))));
+            return Ok(self.unless_stopped(VmOutcome::NotStarted(not_started(&error))));
         }
         // The monitor shuts the guest down by itself at a signal, but had no handler during the preparation.
         if *self.stopping.borrow() {
@@ -240,7 +240,7 @@ impl Service {
                 ended.await
             }
         };
-        Ok(self.unless_stopped(life(&ended)))
+        Ok(self.unless_stopped(vm_outcome(&ended)))
     }
 
     /// Waits until the process is asked to end.
@@ -249,10 +249,10 @@ impl Service {
         let _ = stopping.wait_for(|stopping| *stopping).await;
     }
 
-    fn unless_stopped(&self, life: Life) -> Life {
+    fn unless_stopped(&self, outcome: VmOutcome) -> VmOutcome {
         match *self.stopping.borrow() {
-            true => Life::Stopped,
-            false => life,
+            true => VmOutcome::Stopped,
+            false => outcome,
         }
     }
 
@@ -298,11 +298,11 @@ fn unreadable(error: &ObjectError) -> DataError {
     DataError::new("CrashLoopBackOff", format!("{}{way_out}", chain(error)))
 }
 
-fn life(status: &Status) -> Life {
+fn vm_outcome(status: &Status) -> VmOutcome {
     let text = exit_summary(status);
     match status.phase() {
-        Phase::Succeeded => Life::Succeeded(text),
-        _ => Life::Failed(text),
+        Phase::Succeeded => VmOutcome::Succeeded(text),
+        _ => VmOutcome::Failed(text),
     }
 }
 

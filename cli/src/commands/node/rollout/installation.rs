@@ -19,7 +19,7 @@ pub(super) struct Installation {
 }
 
 impl Installation {
-    /// The one that the command line chooses. What it leaves out is that of `earlier`.
+    /// The installation that the command line describes. Options that are not given are taken from `earlier`.
     pub(super) fn chosen(
         options: &Options,
         config: Option<&Path>,
