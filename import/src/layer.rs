@@ -27,7 +27,7 @@ pub async fn fetch(
     registry: &Registry<'_>,
     staging: &Staging,
     layer: &Descriptor,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<(), PullError> {
     let hex = layer.digest().digest();
     let mut broken = 0;
@@ -37,7 +37,7 @@ pub async fn fetch(
         };
         let reason = match blob.have {
             have if have >= layer.size() => None,
-            _ => receive(registry, layer, &mut blob, say).await?,
+            _ => receive(registry, layer, &mut blob, emit).await?,
         };
         let Some(reason) = reason else {
             return check(registry, staging, layer, blob);
@@ -47,7 +47,7 @@ pub async fn fetch(
             let registry = registry.name().to_owned();
             return Err(PullError::Broken { registry, reason });
         }
-        say(&Event::Retrying { reason });
+        emit(&Event::Retrying { reason });
         tokio::time::sleep(DELAY * broken).await;
     }
 }
@@ -57,7 +57,7 @@ async fn receive(
     registry: &Registry<'_>,
     layer: &Descriptor,
     blob: &mut Blob,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<Option<String>, PullError> {
     let digest = layer.digest().to_string();
     let write = |error| PullError::Store(StoreError::Image(format!("writing a layer: {error}")));
@@ -84,7 +84,7 @@ async fn receive(
         if blob.have - reported >= STEP {
             reported = blob.have;
             let (done, size) = (blob.have, layer.size());
-            say(&Event::Layer {
+            emit(&Event::Layer {
                 digest: digest.clone(),
                 done,
                 size,

@@ -40,11 +40,11 @@ fn main() -> ExitCode {
     }
     match run() {
         Ok(event) => {
-            say(&event);
+            emit(&event);
             ExitCode::SUCCESS
         }
         Err(reason) => {
-            say(&Event::Failed { reason });
+            emit(&Event::Failed { reason });
             ExitCode::FAILURE
         }
     }
@@ -75,13 +75,13 @@ fn run() -> Result<Event, String> {
                 pull_secret: request.pull_secret.as_deref(),
                 ..Access::default()
             };
-            let image = runtime.block_on(pull::pull(&request, access, &say));
+            let image = runtime.block_on(pull::pull(&request, access, &emit));
             image
                 .map(|image| Event::Done { image })
                 .map_err(|error| error.to_string())
         }
         Request::Volume(request) => {
-            let size = runtime.block_on(volume::fill(&request, &say));
+            let size = runtime.block_on(volume::fill(&request, &emit));
             size.map(|size| Event::Filled { size })
                 .map_err(|error| error.to_string())
         }
@@ -89,7 +89,7 @@ fn run() -> Result<Event, String> {
 }
 
 /// Writes an event. A reader that has gone away does not want the image any more.
-fn say(event: &Event) {
+fn emit(event: &Event) {
     let Ok(mut line) = serde_json::to_string(event) else {
         return;
     };

@@ -23,7 +23,7 @@ const MAX_LAYERS: usize = 512;
 pub async fn pull(
     request: &PullRequest,
     access: Access<'_>,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<StoredImage, PullError> {
     let name: ImageName = request.name.parse()?;
     let store = ImageStore::at(&request.store);
@@ -38,14 +38,14 @@ pub async fn pull(
         (PullPolicy::Never | PullPolicy::IfNotPresent, Some(image)) if complete(&image) => return Ok(image),
         (PullPolicy::Never, _) => return Err(PullError::Never),
         (PullPolicy::Always, Some(image)) if complete(&image) => {
-            let registry = Registry::new(&name, access, say)?;
+            let registry = Registry::new(&name, access, emit)?;
             if registry.digest().await? == image.registry_digest {
                 return Ok(image);
             }
         }
         _ => {}
     }
-    let registry = Registry::new(&name, access, say)?;
+    let registry = Registry::new(&name, access, emit)?;
     let named = registry.document(None).await?;
     let manifest = for_this_platform(&registry, &named).await?;
     let image = StoredImage {
@@ -62,7 +62,7 @@ pub async fn pull(
         wanted.sort();
         wanted.dedup();
         let descriptor = describe(&registry, &manifest)?;
-        let fetched = fetch(&registry, &staging, &manifest, say).await;
+        let fetched = fetch(&registry, &staging, &manifest, emit).await;
         match fetched {
             Ok(()) => {}
             // What is there is of use to the next attempt.
@@ -73,7 +73,7 @@ pub async fn pull(
             }
         }
         staging.finish(&descriptor, &wanted, &|done, size| {
-            say(&Event::Unpacking { done, size })
+            emit(&Event::Unpacking { done, size })
         })?;
     } else {
         staging.abandon();
@@ -107,7 +107,7 @@ async fn fetch(
     registry: &Registry<'_>,
     staging: &husk_images::Staging,
     document: &Document,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<(), PullError> {
     let manifest: ImageManifest = parse(registry, &document.content)?;
     let layers = manifest.layers();
@@ -138,9 +138,9 @@ async fn fetch(
             done,
             size: layer.size(),
         };
-        say(&event(0));
-        layer::fetch(registry, staging, layer, say).await?;
-        say(&event(layer.size()));
+        emit(&event(0));
+        layer::fetch(registry, staging, layer, emit).await?;
+        emit(&event(layer.size()));
     }
     let hex = hex(registry, &document.digest)?;
     Ok(staging.write_blob(&hex, &document.content)?)

@@ -33,17 +33,17 @@ pub fn serve(mut arguments: impl Iterator<Item = String>) -> ExitCode {
     // SAFETY: the parent passes these descriptors, and nothing else in this process uses them.
     let (source, disk) = unsafe { (File::from_raw_fd(IMAGE_FD), File::from_raw_fd(DISK_FD)) };
     if let Err(reason) = enter() {
-        say(&Report::Error(ConvertError::Failed { reason }));
+        emit(&Report::Error(ConvertError::Failed { reason }));
         return ExitCode::FAILURE;
     }
-    let progress = |done, size| say(&Report::Progress { done, size });
+    let progress = |done, size| emit(&Report::Progress { done, size });
     match image::convert(source, &disk, limits, &progress) {
         Ok(converted) => {
-            say(&Report::Done(converted));
+            emit(&Report::Done(converted));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            say(&Report::Error(error));
+            emit(&Report::Error(error));
             ExitCode::FAILURE
         }
     }
@@ -72,7 +72,7 @@ fn enter() -> Result<(), String> {
 }
 
 /// Writes a report. A parent that has gone away does not want the disk any more.
-fn say(report: &Report) {
+fn emit(report: &Report) {
     let Ok(mut line) = serde_json::to_string(report) else {
         return;
     };

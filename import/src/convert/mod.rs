@@ -40,15 +40,15 @@ pub fn convert(
     image: File,
     directory: &ImportDirectory,
     size: Option<u64>,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<u64, VolumeError> {
-    match once(image, directory, size, say)? {
+    match once(image, directory, size, emit)? {
         Converted::Disk { size } => Ok(size),
         Converted::Unpacked => {
             directory.rename(Entry::NewDisk, Entry::Unpacked)?;
             let path = directory.path(Entry::Unpacked);
             let unpacked = File::open(&path).map_err(VolumeError::io(&path))?;
-            match once(unpacked, directory, size, say)? {
+            match once(unpacked, directory, size, emit)? {
                 Converted::Disk { size } => Ok(size),
                 Converted::Unpacked => Err(VolumeError::Unreadable("it is compressed twice".into())),
             }
@@ -60,7 +60,7 @@ fn once(
     image: File,
     directory: &ImportDirectory,
     size: Option<u64>,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<Converted, VolumeError> {
     let disk = directory.file(Entry::NewDisk)?;
     let limits = Limits {
@@ -71,7 +71,7 @@ fn once(
         .try_clone()
         .map_err(VolumeError::io(&directory.path(Entry::NewDisk)))?;
     let converted = Converter::start(image, disk, limits)?
-        .wait(&|done, size| say(&Event::Converting { done, size }))
+        .wait(&|done, size| emit(&Event::Converting { done, size }))
         .map_err(|error| of_report(error, directory, size))?;
     if let Converted::Disk { size: said } = converted {
         let length = written

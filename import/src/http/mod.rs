@@ -32,11 +32,11 @@ const STEP: u64 = 1 << 20;
 pub async fn fetch(
     source: &HttpSource,
     directory: &ImportDirectory,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<File, VolumeError> {
     let server = Server::new(source)?;
     let mut partial = Partial::open(source, directory)?;
-    let fetched = complete(&server, source, &mut partial, directory, say).await;
+    let fetched = complete(&server, source, &mut partial, directory, emit).await;
     let useless = partial.have() == 0 || matches!(fetched, Err(VolumeError::Checksum { .. }));
     if fetched.is_err() && useless {
         directory.remove(&Entry::OF_SOURCE)?;
@@ -52,12 +52,12 @@ async fn complete(
     source: &HttpSource,
     partial: &mut Partial<'_>,
     directory: &ImportDirectory,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let mut failures = 0;
     let mut most = partial.have();
     loop {
-        let error = match attempt(server, source, partial, directory, say).await {
+        let error = match attempt(server, source, partial, directory, emit).await {
             Ok(()) => match partial.check() {
                 // The parts may be of two versions of the file.
                 Err(_) if partial.is_unconfirmed && failures + 1 < MAX_FAILURES => {
@@ -79,7 +79,7 @@ async fn complete(
             return Err(error);
         }
         let delay = delay(&error, failures)?;
-        say(&Event::Retrying {
+        emit(&Event::Retrying {
             reason: error.of_attempt(),
         });
         tokio::time::sleep(delay).await;
@@ -114,7 +114,7 @@ async fn attempt(
     source: &HttpSource,
     partial: &mut Partial<'_>,
     directory: &ImportDirectory,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let if_range = partial.validators().if_range().map(str::to_owned);
     let rest = partial.can_continue().then(|| Rest {
@@ -161,7 +161,7 @@ async fn attempt(
             partial.restart(now)?;
         }
     }
-    receive(response, server, partial, directory, say).await
+    receive(response, server, partial, directory, emit).await
 }
 
 async fn receive(
@@ -169,7 +169,7 @@ async fn receive(
     server: &Server<'_>,
     partial: &mut Partial<'_>,
     directory: &ImportDirectory,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let size = partial.validators().size;
     let broken = |reason: String| VolumeError::Broken {
@@ -180,7 +180,7 @@ async fn receive(
     if let Some(size) = size {
         directory.require_room(size.saturating_sub(partial.have()))?;
     }
-    say(&event(partial.have()));
+    emit(&event(partial.have()));
     let mut reported = partial.have();
     loop {
         let piece = match response.chunk().await {
@@ -196,7 +196,7 @@ async fn receive(
         partial.append(&piece)?;
         if have - reported >= STEP {
             reported = have;
-            say(&event(have));
+            emit(&event(have));
             // Without a size the end may never come.
             if size.is_none() {
                 directory.require_room(STEP)?;
@@ -207,7 +207,7 @@ async fn receive(
     if size.is_some_and(|size| have < size) {
         return Err(broken("the server closed the connection".into()));
     }
-    say(&event(have));
+    emit(&event(have));
     if size.is_none() {
         partial.set_size(Some(have))?;
     }

@@ -20,13 +20,13 @@ pub use error::VolumeError;
 ///
 /// # Errors
 /// See [`VolumeError`]. What was fetched stays in the directory, unless it is of no use.
-pub async fn fill(request: &VolumeRequest, say: &dyn Fn(&Event)) -> Result<u64, VolumeError> {
+pub async fn fill(request: &VolumeRequest, emit: &dyn Fn(&Event)) -> Result<u64, VolumeError> {
     let directory = ImportDirectory::open(&request.directory)?;
     let image = match &request.source {
-        VolumeSource::Http(source) => http::fetch(source, &directory, say).await?,
-        VolumeSource::Registry(source) => containerdisk(source, &directory, say).await?,
+        VolumeSource::Http(source) => http::fetch(source, &directory, emit).await?,
+        VolumeSource::Registry(source) => containerdisk(source, &directory, emit).await?,
     };
-    let converted = convert::convert(image, &directory, request.size, say);
+    let converted = convert::convert(image, &directory, request.size, emit);
     match converted {
         Ok(size) => {
             directory.finish()?;
@@ -46,7 +46,7 @@ pub async fn fill(request: &VolumeRequest, say: &dyn Fn(&Event)) -> Result<u64, 
 async fn containerdisk(
     source: &RegistrySource,
     directory: &ImportDirectory,
-    say: &dyn Fn(&Event),
+    emit: &dyn Fn(&Event),
 ) -> Result<File, VolumeError> {
     let store = ImageStore::at(directory.path(Entry::Store));
     let request = PullRequest {
@@ -61,7 +61,7 @@ async fn containerdisk(
         login: source.login.as_ref(),
         certificates: &source.certificates,
     };
-    let image = pull(&request, access, say).await?;
+    let image = pull(&request, access, emit).await?;
     let folder = store.rootfs(&image.digest).join("disk");
     let disk = fs::read_dir(&folder)
         .and_then(|mut files| files.next().transpose())
