@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time limit of a command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The socket of a VMM that has been told to [`listen`].
 pub fn socket(files: &BenchFiles) -> PathBuf {
@@ -41,7 +41,7 @@ impl Qmp {
     }
 
     fn greet(stream: UnixStream) -> Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut qmp = Self {
             lines: BufReader::new(stream.try_clone()?),
             stream,

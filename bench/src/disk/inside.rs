@@ -73,7 +73,7 @@ impl Plan {
 }
 
 /// Time limit until user space runs and fio has loaded its sixty libraries.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum time of a cell in addition to its duration.
 const CELL_PATIENCE: Duration = Duration::from_secs(10);
 /// Number of runs that may fail.
@@ -161,7 +161,7 @@ impl Bench<'_> {
         self.files.warm(case)?;
         let time = Duration::from_millis((plan.ramp_ms + plan.time_ms).into());
         let cells = plan.cells();
-        let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(cells.len())?;
+        let patience = TIMEOUT + (time + CELL_PATIENCE) * u32::try_from(cells.len())?;
         let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let (_, said) = until(&mut started, "husk-bench: disk ")?;
         let (_, disk) = until(&mut started, ";")?;

@@ -69,7 +69,7 @@ impl Plan {
 pub const NETLOAD: &str = "husk-netload";
 
 /// Time limit until user space runs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time of a load in addition to its duration.
 const CELL_PATIENCE: Duration = Duration::from_secs(15);
 /// Number of runs that may fail.
@@ -134,7 +134,7 @@ impl<'a> Bench<'a> {
         }
         let _peer = wire.serve(&self.files.folder.join(NETLOAD))?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
-        let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(self.plan.cells().len())?;
+        let patience = TIMEOUT + (time + CELL_PATIENCE) * u32::try_from(self.plan.cells().len())?;
         let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let mut values = Vec::new();
         for cell in self.plan.cells() {

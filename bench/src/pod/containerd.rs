@@ -17,7 +17,7 @@ const PROGRAMS: &str = "/opt/containerd-2.1/usr/bin";
 /// The namespace of `ctr`, which is also the parent cgroup of its containers.
 pub const NAMESPACE: &str = "husk-bench";
 /// Time limit of a reply.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Husk's runtime.
 pub const SHIM: &str = "containerd-shim-husk-v2";
 
@@ -86,7 +86,7 @@ impl Containerd {
     }
 
     fn until_it_answers(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let Err(error) = self.ctr(&["version"]) else {
                 return Ok(());

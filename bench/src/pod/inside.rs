@@ -35,7 +35,7 @@ pub struct Plan {
 /// The guest is idle.
 const READY: &str = "husk-button: ready";
 /// Time limit until user space of one guest runs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time after which a guest's user space is idle.
 const REST: Duration = Duration::from_secs(1);
 /// Number of runs that may fail.
@@ -92,7 +92,7 @@ impl Bench {
     fn single(&self, case: Case, round: Option<u32>) -> Result<()> {
         let before = self.bench.containerd.cpu()?;
         let mut guest = self.start(case)?;
-        let deadline = guest.began + PATIENCE;
+        let deadline = guest.began + TIMEOUT;
         let userspace = guest.until(USERSPACE, deadline)?;
         let (own, all) = (guest.cpu()?, self.bench.containerd.cpu()?);
         let to_userspace = milliseconds(userspace - guest.began);
@@ -133,7 +133,7 @@ impl Bench {
         let began = Instant::now();
         let guests: Result<Vec<_>> = (0..many).map(|_| self.start(case)).collect();
         let (mut guests, mut last) = (guests?, began);
-        let deadline = began + PATIENCE * many;
+        let deadline = began + TIMEOUT * many;
         for guest in &mut guests {
             last = last.max(guest.until(USERSPACE, deadline)?);
         }

@@ -42,7 +42,7 @@ pub const METRICS: [(&str, &str); 3] = [
 const REGISTRY: &str = "localhost:5077";
 const IMAGE: &str = "localhost:5077/bench/disk:1";
 /// Maximum time until the registry listens.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
@@ -85,7 +85,7 @@ fn registry(folder: &Path) -> Result<std::process::Child> {
 
 /// Waits until the registry listens.
 fn listens() -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while TcpStream::connect(REGISTRY).is_err() {
         ensure!(Instant::now() < deadline, "the registry does not listen");
         std::thread::sleep(Duration::from_millis(100));

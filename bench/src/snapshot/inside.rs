@@ -36,7 +36,7 @@ pub const ANSWERS: &str = "husk-answers";
 /// The guest has written to its memory.
 const READY: &str = "ready;";
 /// Time limit of everything that is done with one guest.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Time after which a booted guest is idle.
 const REST: Duration = Duration::from_secs(1);
 /// Number of runs that may fail.
@@ -97,7 +97,7 @@ impl Bench {
     fn round(&self, case: Case, run: Option<u32>) -> Result<()> {
         let saved = Saved::new(&self.files)?;
         let [save, synced] = self.save(case, &saved.path)?;
-        let mut restored = case.restore(&self.files, &saved.path, PATIENCE)?;
+        let mut restored = case.restore(&self.files, &saved.path, TIMEOUT)?;
         let answered = restored.line.answered(restored.started.deadline())?;
         let restore = answered - restored.started.began;
         if case == Case::Husk {
@@ -143,7 +143,7 @@ impl Bench {
     /// Boots a guest, saves it to `to` and ends it. Returns the time that it took to save, without and with the time
     /// until all is on the disk.
     fn save(&self, case: Case, to: &Path) -> Result<[Duration; 2]> {
-        let mut running = case.boot(&self.files, PATIENCE)?;
+        let mut running = case.boot(&self.files, TIMEOUT)?;
         running.line.until(READY, running.started.deadline())?;
         running.line.answered(running.started.deadline())?;
         std::thread::sleep(REST);
@@ -159,7 +159,7 @@ impl Bench {
 
     /// Times a boot with the kernel's earliest console, up to its first line.
     fn first_line(&self, case: Case, run: u32) -> Result<()> {
-        let mut started = Started::start(case.early(&self.files)?, PATIENCE)?;
+        let mut started = Started::start(case.early(&self.files)?, TIMEOUT)?;
         let first = started.until(FIRST_LINE)? - started.began;
         let values = [("pre_kernel_ms", "ms", milliseconds(first))];
         message::values("snapshot", case.name(), run, values);
@@ -180,7 +180,7 @@ impl Bench {
     }
 
     fn restored_clone(&self, name: &str, from: &Path) -> Result<Running> {
-        let mut clone = case::restore_as(name, &self.files, from, PATIENCE)?;
+        let mut clone = case::restore_as(name, &self.files, from, TIMEOUT)?;
         let deadline = clone.started.deadline();
         clone.line.answered(deadline)?;
         clone.started.returned()?;

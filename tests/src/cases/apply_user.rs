@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::program::Session;
 use crate::harness::registry::{self, KERNEL, sh};
-use crate::harness::{Case, PATIENCE, until};
+use crate::harness::{Case, TIMEOUT, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::os::unix::fs::PermissionsExt;
@@ -64,7 +64,7 @@ impl<'s> User<'s> {
     }
 
     fn run(&self, words: &[&str]) -> Result<String> {
-        self.ctx.finish(self.command(words), PATIENCE)?.ok()
+        self.ctx.finish(self.command(words), TIMEOUT)?.ok()
     }
 
     fn is_running(&self) -> Result<bool> {

@@ -4,7 +4,7 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, bail, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
 /// Waits until the VMM's resident memory is at most `bytes`.
 fn shrinks(vm: &Vm<'_>, bytes: u64) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let now = resident(vm)?;
         if now <= bytes {

@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     );
     std::fs::write(&file, format!("{text}\n---\n{other}\n"))?;
     words.push("--detach".into());
-    let started = ctx.finish(ctx.husk(&words), PATIENCE)?.ok()?;
+    let started = ctx.finish(ctx.husk(&words), TIMEOUT)?.ok()?;
     expect_contains(&started, &["one\n", "test/one\n"])?;
     ensure!(ctx.list()? == ["one", "test/one"], "listed: {:?}", ctx.list()?);
     expect_contains(
@@ -55,12 +55,12 @@ fn life(ctx: &TestContext) -> Result<()> {
         seen["namespace"] == "test" && seen["cpus"] == 1 && seen["memoryBytes"] == 256 << 20,
         "{seen:#}"
     );
-    let again = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+    let again = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
     expect_contains(&again, &["already running"])?;
     ensure!(ctx.list()?.len() == 2, "a refused run changed what runs");
 
     let console = crate::harness::vm::console(ctx, "one")?;
-    console.expect("husk-button: ready", PATIENCE)?;
+    console.expect("husk-button: ready", TIMEOUT)?;
     expect_contains(
         &ctx.run(&["logs", "one"])?.ok()?,
         &["Linux version", "HUSK-USERSPACE"],
@@ -72,7 +72,7 @@ fn life(ctx: &TestContext) -> Result<()> {
         "no monitor's log"
     );
 
-    ctx.finish(ctx.husk(&["stop", "one"]), PATIENCE)?.ok()?;
+    ctx.finish(ctx.husk(&["stop", "one"]), TIMEOUT)?.ok()?;
     ensure!(ctx.list()? == ["test/one"], "listed: {:?}", ctx.list()?);
     ctx.run(&["rm", "--force", "test/one"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))?;

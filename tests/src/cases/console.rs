@@ -5,7 +5,7 @@ use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::vm::{Vm, console};
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 
 pub const SESSIONS: Case = Case {
@@ -42,19 +42,19 @@ fn sessions(ctx: &TestContext) -> Result<()> {
     shell.expect_contains(&format!("echo {long} | wc -c"), &["1501"])?;
 
     let second = console(ctx, "talk")?;
-    second.expect("HUSK-USERSPACE", PATIENCE)?;
-    let first = vm.console().wait(PATIENCE)?.fails(1)?;
+    second.expect("HUSK-USERSPACE", TIMEOUT)?;
+    let first = vm.console().wait(TIMEOUT)?.fails(1)?;
     expect_contains(&first, &["another session took over"])?;
     second.send("echo from the $((1 + 1))nd\n")?;
-    second.expect("from the 2nd", PATIENCE)?;
+    second.expect("from the 2nd", TIMEOUT)?;
     second.send("\x1d")?;
-    ensure!(second.wait(PATIENCE)?.status == 0, "^] is no clean end");
+    ensure!(second.wait(TIMEOUT)?.status == 0, "^] is no clean end");
 
     let third = console(ctx, "talk")?;
-    third.expect("from the 2nd", PATIENCE)?;
+    third.expect("from the 2nd", TIMEOUT)?;
     third.send("poweroff -f\n")?;
     vm.powered_off()?;
-    expect_contains(&third.wait(PATIENCE)?.ok()?, &["talk has ended"])
+    expect_contains(&third.wait(TIMEOUT)?.ok()?, &["talk has ended"])
 }
 
 fn stalled(ctx: &TestContext) -> Result<()> {
@@ -69,9 +69,9 @@ fn stalled(ctx: &TestContext) -> Result<()> {
     let log = Session::piped(ctx.husk(&["logs", "flood", "--follow"]), &ctx.log("flood.log"))?;
     // It takes over the console, and then reads only its first few kilobytes.
     let _stalled = Session::unheard(ctx.husk(&["console", "flood"]))?;
-    vm.console().wait(PATIENCE)?;
+    vm.console().wait(TIMEOUT)?;
     vm.powered_off()?;
-    let text = log.wait(PATIENCE)?.ok()?;
+    let text = log.wait(TIMEOUT)?.ok()?;
     expect_contains(
         &text,
         &["flood 1 0123", "flood 1000 0123", "flood 2000 0123", "husk-42"],

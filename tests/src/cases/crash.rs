@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::Result;
 
 pub const PANIC: Case = Case {
@@ -47,6 +47,6 @@ fn crash(
     let image = images::small(version)?;
     let vm = Vm::start(ctx, &Manifest::new("crash").small_with(&image, word, append))?;
     vm.expect(sign)?;
-    let text = vm.end(PATIENCE)?.fails(status)?;
+    let text = vm.end(TIMEOUT)?.fails(status)?;
     expect_contains(&text, &[reason])
 }

@@ -6,7 +6,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, DEBIAN, PATIENCE, images};
+use crate::harness::{Case, DEBIAN, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 
 pub const CASE: Case = Case {
@@ -45,7 +45,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         volume("keys-access-cred=", keys),
     ];
     let run = Session::piped(ctx.husk(&words), &ctx.log("demo.run.log"))?;
-    run.expect(r"(?m)^demo: running", PATIENCE)?;
+    run.expect(r"(?m)^demo: running", TIMEOUT)?;
     let vm = Vm::attach(ctx, "demo".to_owned(), run)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "husk")?;

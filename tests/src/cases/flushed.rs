@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
 use serde_json::json;
@@ -43,7 +43,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let manifest = manifest.small(&images::small("6.12")?, "numbers");
     let vm = Vm::start(ctx, &manifest)?;
     vm.console()
-        .expect(&format!("husk-flushed: vdc {BLOCKS}\n"), PATIENCE)?;
+        .expect(&format!("husk-flushed: vdc {BLOCKS}\n"), TIMEOUT)?;
     vm.kill("vmmPid")?;
     let text = vm.end(Duration::from_secs(20))?.fails(1)?;
     expect_contains(&text, &["SIGKILL"])?;

@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images, until};
+use crate::harness::{Case, SMALL, TIMEOUT, images, until};
 use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
@@ -75,7 +75,7 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     fill(&runtime)?;
 
     let late = Manifest::new("late").small(&image, "poweroff");
-    let text = ctx.finish(ctx.husk(&late.run_words(ctx)?), PATIENCE)?.fails(1)?;
+    let text = ctx.finish(ctx.husk(&late.run_words(ctx)?), TIMEOUT)?.fails(1)?;
     expect_contains(&text, &["No space left on device"])?;
 
     // Neither its console nor its end needs disk space.

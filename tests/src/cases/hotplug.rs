@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
 use serde_json::json;
@@ -78,20 +78,20 @@ pub fn image(ctx: &TestContext, name: &str, mebibytes: u64) -> Result<PathBuf> {
 pub fn add(ctx: &TestContext, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
     let mut command = ctx.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
     command.arg(path);
-    ctx.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, TIMEOUT)?.ok()?;
     Ok(())
 }
 
 /// Runs `husk removevolume`.
 pub fn remove(ctx: &TestContext, vm: &Vm<'_>, name: &str) -> Result<()> {
     let command = ctx.husk(&["removevolume", vm.name(), "--volume-name", name]);
-    ctx.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, TIMEOUT)?.ok()?;
     Ok(())
 }
 
 /// Waits for the disk whose serial number is `name`; returns its device name in the guest.
 pub fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
-    let (status, text) = shell.run(&format!("comes {name}"), PATIENCE)?;
+    let (status, text) = shell.run(&format!("comes {name}"), TIMEOUT)?;
     let found = Regex::new(&format!("{name} is (sd[a-z]+);"))?;
     let found = found.captures(&text).filter(|_| status == 0);
     let found = found.with_context(|| format!("no disk {name} comes: {text}"))?;
@@ -100,7 +100,7 @@ pub fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
 
 /// Waits until no disk has the serial number `name`.
 pub fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
-    let (status, text) = shell.run(&format!("goes {name}"), PATIENCE)?;
+    let (status, text) = shell.run(&format!("goes {name}"), TIMEOUT)?;
     ensure!(status == 0, "the disk {name} does not go: {text}");
     Ok(())
 }
@@ -130,10 +130,10 @@ fn one(ctx: &TestContext) -> Result<()> {
             let another = image(ctx, "another", 16)?;
             let mut again = ctx.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
             again.arg(&another);
-            expect_contains(&ctx.finish(again, PATIENCE)?.fails(1)?, &["first"])?;
+            expect_contains(&ctx.finish(again, TIMEOUT)?.fails(1)?, &["first"])?;
             shell.ok("test $(ls -d /sys/block/sd* | wc -l) = 1")?;
             let words = other(&path)?.run_words(ctx)?;
-            let text = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+            let text = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
             expect_contains(&text, &["first.img"])
         });
         shell.send("reboot -f")?;
@@ -166,15 +166,15 @@ fn one(ctx: &TestContext) -> Result<()> {
         let shell = Shell::small(&other)?;
         shell.expect_contains("head -c 13 /dev/vda", &["written twice"])?;
         ctx.run(&["stop", "--force", "other"])?.ok()?;
-        other.run().wait(PATIENCE)?;
+        other.run().wait(TIMEOUT)?;
         Ok(())
     });
     // A missing volume cannot be removed, and a missing file cannot be added.
     ctx.part("refused", || {
         let gone = ctx.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
-        expect_contains(&ctx.finish(gone, PATIENCE)?.fails(1)?, &["first"])?;
+        expect_contains(&ctx.finish(gone, TIMEOUT)?.fails(1)?, &["first"])?;
         let absent = ctx.husk(&["addvolume", vm.name(), "--volume-name", "no", "--path", "no.img"]);
-        expect_contains(&ctx.finish(absent, PATIENCE)?.fails(1)?, &["no.img"])
+        expect_contains(&ctx.finish(absent, TIMEOUT)?.fails(1)?, &["no.img"])
     });
     shell.ok("echo the guest goes on")?;
     shell.send("poweroff -f")?;
@@ -255,7 +255,7 @@ fn unheard(ctx: &TestContext) -> Result<()> {
         ensure!(told.contains("it is removed at resume"), "{told}");
         ctx.run(&["resume", vm.name()])?.ok()?;
         goes(&shell, "missed-3")?;
-        vm.until("a disk less", PATIENCE, |vm| {
+        vm.until("a disk less", TIMEOUT, |vm| {
             !vm["plan"]["disks"].to_string().contains("missed-3")
         })?;
         add(ctx, &vm, "missed-3", &ctx.path("missed-3.img"))?;

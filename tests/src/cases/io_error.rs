@@ -5,7 +5,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mount::{UnmountFlags, unmount};
@@ -81,13 +81,13 @@ fn stops(ctx: &TestContext, policy: Option<&str>) -> Result<()> {
     let sum = shell.ok("md5sum < /all")?;
     leave_little(&scratch)?;
     shell.send("dd if=/all of=/dev/vda bs=64k conv=fsync status=none; printf 'husk-%s: %d\\n' written $?")?;
-    let seen = vm.until("paused for an I/O error", PATIENCE, paused_for_it)?;
+    let seen = vm.until("paused for an I/O error", TIMEOUT, paused_for_it)?;
     expect_contains(seen["message"].as_str().context("no message")?, &["\"data\""])?;
     ensure!(seen["phase"] == "Running", "{seen:#}");
 
     // Resumed too early, the VM is paused again.
     resume(ctx, &vm)?;
-    vm.until("paused once more", PATIENCE, paused_for_it)?;
+    vm.until("paused once more", TIMEOUT, paused_for_it)?;
     let said = vm.console().output().rest();
     ensure!(
         !said.contains("husk-written:") && !said.contains("I/O error"),
@@ -96,7 +96,7 @@ fn stops(ctx: &TestContext, policy: Option<&str>) -> Result<()> {
 
     std::fs::remove_file(scratch.join("filler"))?;
     // The VM may have been about to pause again.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while vm
         .console()
         .expect("husk-written: 0\n", Duration::from_secs(4))
@@ -135,7 +135,7 @@ fn reports(ctx: &TestContext) -> Result<()> {
         "dd if=/dev/urandom of=/dev/vda bs=64k count={} conv=fsync status=none",
         WRITTEN >> 16
     );
-    let (status, text) = shell.run(&write, PATIENCE)?;
+    let (status, text) = shell.run(&write, TIMEOUT)?;
     ensure!(status != 0, "the guest's write went well: {text}");
     shell.ok("dmesg | grep 'I/O error, dev vda'")?;
     let seen = vm.inspect()?;

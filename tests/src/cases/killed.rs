@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::Process;
 use crate::harness::vm::{Vm, console};
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, bail, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -49,9 +49,9 @@ pub const COMMAND: Case = Case {
         ensure!(ctx.list()? == ["victim"], "the VM is not listed");
         ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
         let session = console(ctx, "victim")?;
-        session.expect("HUSK-USERSPACE", PATIENCE)?;
+        session.expect("HUSK-USERSPACE", TIMEOUT)?;
         vm.expect("husk-button: ready")?;
-        ctx.finish(ctx.husk(&["stop", "victim"]), PATIENCE)?.ok()?;
+        ctx.finish(ctx.husk(&["stop", "victim"]), TIMEOUT)?.ok()?;
         ctx.nothing_left(Duration::from_secs(10))
     },
 };

@@ -3,7 +3,7 @@
 use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use std::thread::sleep;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         before == during,
         "the paused guest went on: {before:?} {during:?}"
     );
-    vm.console().output().expect("(?s).*", PATIENCE)?;
+    vm.console().output().expect("(?s).*", TIMEOUT)?;
 
     ctx.run(&["resume", "still"])?.ok()?;
     ctx.run(&["resume", "still"])?.ok()?;

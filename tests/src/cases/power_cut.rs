@@ -5,7 +5,7 @@ use crate::harness::context::TestContext;
 use crate::harness::log_writes::LoggedDisk;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::fs::File;
@@ -56,7 +56,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest.small(&images::small("6.12")?, "numbers"))?;
     for round in 0..ROUNDS {
         vm.console()
-            .expect(&format!("husk-flushed: vdc {round}\n"), PATIENCE)?;
+            .expect(&format!("husk-flushed: vdc {round}\n"), TIMEOUT)?;
         for disk in &disks {
             disk.mark(&round.to_string())?;
         }
@@ -123,6 +123,6 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 fn host(ctx: &TestContext, words: &[&str]) -> Result<()> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
-    ctx.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, TIMEOUT)?.ok()?;
     Ok(())
 }

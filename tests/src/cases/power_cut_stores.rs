@@ -4,7 +4,7 @@ use crate::harness::context::{CommandResult, TestContext};
 use crate::harness::log_writes::LoggedDisk;
 use crate::harness::registry::sh;
 use crate::harness::stores::{self, STEPS, Stores};
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::time::Duration;
@@ -60,7 +60,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 fn husk(ctx: &TestContext, folder: &Path, words: &[&str]) -> Result<CommandResult> {
     let mut command = ctx.husk(words);
     command.env("HUSK_DATA_DIR", folder.join("data"));
-    ctx.finish(command, PATIENCE)
+    ctx.finish(command, TIMEOUT)
 }
 
 /// Mounts the disk as a power cut left it after `done` steps, and checks the stores.

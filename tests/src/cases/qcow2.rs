@@ -5,7 +5,7 @@ use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::{content, is_sound, keep, overlay, qemu_img};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, oci};
+use crate::harness::{Case, TIMEOUT, images, oci};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs::File;
@@ -96,7 +96,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
         .volume("root", &image)
         .small(&images::small("6.12")?, "disks");
-    let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), PATIENCE)?;
+    let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), TIMEOUT)?;
     expect_contains(&refused.fails(1)?, &["volume \"root\":", "is in use"])?;
     for (shell, name) in shells.iter().zip(names) {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
@@ -110,7 +110,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         shell.send("poweroff -f")?;
     }
     for vm in &vms {
-        let answer = vm.run().wait(PATIENCE)?;
+        let answer = vm.run().wait(TIMEOUT)?;
         expect_contains(&answer.ok()?, &["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))?;

@@ -4,7 +4,7 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 
 pub const CASE: Case = Case {
@@ -28,7 +28,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.expect_contains("head -c 14 /dev/vda", &["written before"])?;
     shell.expect_contains("grep -c ^processor /proc/cpuinfo", &["2"])?;
-    let after = vm.until("rebooted once", PATIENCE, |vm| vm["reboots"] == 1)?;
+    let after = vm.until("rebooted once", TIMEOUT, |vm| vm["reboots"] == 1)?;
     ensure!(
         before["vmmPid"] == after["vmmPid"] && before["monitorPid"] == after["monitorPid"],
         "other processes: {before:#} {after:#}"

@@ -6,7 +6,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::registry::{self, ADDRESS, DISK, KERNEL, MARK, sh};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
@@ -45,7 +45,7 @@ fn husk(ctx: &TestContext, words: &[&str], home: &str, login: bool) -> Command {
 }
 
 fn pull(ctx: &TestContext, image: &str, home: &str, login: bool) -> Result<CommandResult> {
-    ctx.finish(husk(ctx, &["images", "pull", image], home, login), PATIENCE)
+    ctx.finish(husk(ctx, &["images", "pull", image], home, login), TIMEOUT)
 }
 
 /// Each is one line that names the way out, and leaves nothing.
@@ -110,7 +110,7 @@ fn full_disk(ctx: &TestContext) -> Result<()> {
         registry::push(ctx, "random-image", IMAGE)?;
         let mut command = husk(ctx, &["images", "pull", IMAGE], "home", true);
         command.env("HUSK_DATA_DIR", ctx.path("small"));
-        let refused = ctx.finish(command, PATIENCE)?.fails(1)?;
+        let refused = ctx.finish(command, TIMEOUT)?.fails(1)?;
         expect_contains(&refused, &["the image needs", "free space, or set HUSK_DATA_DIR"])?;
         let errors = refused.lines().filter(|line| line.starts_with("error: "));
         ensure!(errors.count() == 1, "{refused}");
@@ -143,7 +143,7 @@ fn start_vm<'s>(ctx: &'s TestContext, name: &str, login: bool) -> Result<Vm<'s>>
         husk(ctx, &words, "home", login),
         &ctx.log(&format!("{name}.run.log")),
     )?;
-    run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
+    run.expect(&format!(r"(?m)^{name}: running"), TIMEOUT)
         .with_context(|| format!("{name} does not run"))?;
     Vm::attach(ctx, name.to_owned(), run)
 }
@@ -170,7 +170,7 @@ fn vms(ctx: &TestContext, registry: Session) -> Result<()> {
         shell.send("poweroff -f")?;
     }
     for vm in [&one, &two] {
-        expect_contains(&vm.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+        expect_contains(&vm.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))
 }

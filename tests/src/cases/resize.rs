@@ -4,7 +4,7 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::fs::File;
@@ -71,7 +71,7 @@ fn sees(shell: &Shell<'_>, sectors: u64) -> Result<()> {
         "i=0; while [ {size} != {sectors} ] && [ $i -lt 300 ]; do i=$((i + 1)); sleep 0.2; done; \
          echo {size}; [ {size} = {sectors} ]"
     );
-    let (status, text) = shell.run(&wait, PATIENCE)?;
+    let (status, text) = shell.run(&wait, TIMEOUT)?;
     ensure!(
         status == 0,
         "a minute after its image the guest's disk has not {sectors} sectors: {text}"

@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, DEBIAN, PATIENCE, images};
+use crate::harness::{Case, DEBIAN, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ fn small(ctx: &TestContext) -> Result<()> {
     ctx.part("changes", || changes(&shell, &disk));
     ctx.part("reservations", || reservations(&shell, &disk));
     ctx.part("refusals", || {
-        let (status, said) = shell.run(&format!("sg_rep_zones {disk}"), PATIENCE)?;
+        let (status, said) = shell.run(&format!("sg_rep_zones {disk}"), TIMEOUT)?;
         ensure!(status != 0, "a disk without zones reports some:\n{said}");
         shell.ok(&format!("sg_turs {disk}"))?;
         Ok(())
@@ -130,7 +130,7 @@ fn cdrom(shell: &Shell<'_>) -> Result<()> {
         &["CD001", "cidata"],
     )?;
     let write = "dd if=/dev/zero of=/dev/sr0 bs=2048 count=1 conv=notrunc,fsync status=none";
-    let (status, _) = shell.run(write, PATIENCE)?;
+    let (status, _) = shell.run(write, TIMEOUT)?;
     ensure!(status != 0, "a CD-ROM was written");
     shell.expect_contains("sg_inq /dev/sr0", &["QEMU", "CD-ROM"])?;
     // The kernel has this page for disks only.
@@ -188,7 +188,7 @@ pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     holds(shell, disk, (1000, 1), "\\377")?;
     holds(shell, disk, (1001, 1), "x")?;
     holds(shell, disk, (1002, 1), "\\377")?;
-    let (status, said) = shell.run(&command, PATIENCE)?;
+    let (status, said) = shell.run(&command, TIMEOUT)?;
     // sg3_utils(8): 14 is a miscompare.
     ensure!(status == 14, "compared as equal: status {status}: {said}");
     holds(shell, disk, (1001, 1), "x")?;
@@ -209,7 +209,7 @@ fn holds(shell: &Shell<'_>, disk: &str, (first, count): (u32, u32), byte: &str) 
 pub(super) fn reset(shell: &Shell<'_>, disk: &str) -> Result<()> {
     shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
     // The next command may be answered with a unit attention.
-    shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
+    shell.run(&format!("sg_turs {disk}"), TIMEOUT)?;
     shell.ok(&format!("sg_turs --number=10 {disk}"))?;
     Ok(())
 }

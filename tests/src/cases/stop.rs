@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ fn button(ctx: &TestContext, kernel: &str) -> Result<()> {
     let manifest = Manifest::new("stop").small(&images::small(kernel)?, "button");
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-button: ready")?;
-    let stop = ctx.finish(ctx.husk(&["stop", "stop"]), PATIENCE)?.ok()?;
+    let stop = ctx.finish(ctx.husk(&["stop", "stop"]), TIMEOUT)?.ok()?;
     expect_contains(&stop, &["powered off"])?;
     vm.expect("husk-button: pressed")?;
     vm.powered_off()
@@ -44,13 +44,13 @@ fn grace(ctx: &TestContext) -> Result<()> {
     vm.expect("HUSK-USERSPACE")?;
     let asked = Instant::now();
     let words = ["stop", "deaf", "--grace-period", "3"];
-    ctx.finish(ctx.husk(&words), PATIENCE)?.ok()?;
+    ctx.finish(ctx.husk(&words), TIMEOUT)?.ok()?;
     let took = asked.elapsed();
     ensure!(took >= Duration::from_secs(3), "killed after {took:?}");
-    let text = vm.end(PATIENCE)?.fails(1)?;
+    let text = vm.end(TIMEOUT)?.fails(1)?;
     expect_contains(&text, &["did not power off within 3 s"])?;
 
     let vm = Vm::start(ctx, &manifest)?;
     ctx.run(&["rm", "--force", "deaf"])?.ok()?;
-    expect_contains(&vm.end(PATIENCE)?.fails(1)?, &["killed on request"])
+    expect_contains(&vm.end(TIMEOUT)?.fails(1)?, &["killed on request"])
 }

@@ -5,7 +5,7 @@ use crate::harness::context::{CommandResult, TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ fn sync(ctx: &TestContext, manifest: &Manifest, more: &[OsString]) -> Result<Com
     let file = words.get(1).context("the manifest has a file")?;
     let mut command = ctx.husk(&["sync", manifest.name(), "-f"]);
     command.arg(file).args(more);
-    ctx.finish(command, PATIENCE)
+    ctx.finish(command, TIMEOUT)
 }
 
 fn at(name: &str, path: &Path) -> [OsString; 2] {
@@ -83,7 +83,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("paused", || {
         let state = |state: &str| ["--state", state].map(OsString::from);
         expect_contains(&sync(ctx, &wanted, &state("paused"))?.ok()?, &["paused"])?;
-        vm.until("it stands still", PATIENCE, |vm| vm["paused"] == true)?;
+        vm.until("it stands still", TIMEOUT, |vm| vm["paused"] == true)?;
         expect_contains(&sync(ctx, &wanted, &state("running"))?.ok()?, &["resumed"])?;
         shell.ok("echo the guest goes on").map(drop)
     });

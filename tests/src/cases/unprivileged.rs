@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains, files_in, program};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::{Case, PATIENCE, SMALL, images};
+use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -45,7 +45,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("in group kvm", || {
         let command = as_user(&home, Some(kvm), &words)?;
         let run = Session::piped(command, &ctx.log("mine.run.log"))?;
-        let answer = run.wait(PATIENCE)?.ok()?;
+        let answer = run.wait(TIMEOUT)?.ok()?;
         expect_contains(&answer, &["mine: running", "powered off"])?;
         let left = files_in(&home.join("run/husk"));
         ensure!(left.is_empty(), "left behind: {left:?}");
@@ -53,7 +53,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     });
     ctx.part("not in group kvm", || {
         let run = Session::piped(as_user(&home, None, &words)?, &ctx.log("mine.refused.log"))?;
-        let text = run.wait(PATIENCE)?.fails(1)?;
+        let text = run.wait(TIMEOUT)?.fails(1)?;
         expect_contains(&text, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
     });
     Ok(())

@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains, program};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, initrd, privileges, until};
+use crate::harness::{Case, TIMEOUT, images, initrd, privileges, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -56,7 +56,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("reset", || reset(ctx, &vm));
     ctx.part("a CID in use", || {
         let words = manifest("second").run_words(ctx)?;
-        let refused = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+        let refused = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
         expect_contains(
             &refused,
             &["status.VSOCKCID 1234: another VM of this host has this CID"],
@@ -75,7 +75,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
 fn connect(port: u32) -> Result<VsockStream> {
     let stream = VsockStream::connect_with_cid_port(CID, port)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
@@ -113,7 +113,7 @@ fn to_host(shell: &Shell<'_>) -> Result<()> {
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, 6000)?;
     shell.send("echo said to the host | socat -u - VSOCK-CONNECT:2:6000")?;
     let (mut stream, peer) = listener.accept()?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     ensure!(

@@ -6,7 +6,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::registry::sh;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, initrd, until};
+use crate::harness::{Case, TIMEOUT, images, initrd, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -85,7 +85,7 @@ fn socket(ctx: &TestContext, name: &str) -> PathBuf {
 /// A connection to a port of the guest, by the protocol itself.
 fn connect(ctx: &TestContext, port: u32) -> Result<UnixStream> {
     let stream = UnixStream::connect(socket(ctx, "vsock.sock"))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     (&stream).write_all(format!("CONNECT {port}\n").as_bytes())?;
     let answer = line(&stream)?;
     ensure!(answer.starts_with("OK "), "{answer:?}");
@@ -170,7 +170,7 @@ fn to_guest(ctx: &TestContext) -> Result<()> {
 }
 
 fn to_host(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
-    let (status, text) = shell.run("echo x | socat - VSOCK-CONNECT:2:6000", PATIENCE)?;
+    let (status, text) = shell.run("echo x | socat - VSOCK-CONNECT:2:6000", TIMEOUT)?;
     ensure!(
         status == 1 && text.contains("Connection reset by peer"),
         "{status}: {text}"
@@ -182,10 +182,10 @@ fn to_host(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
     let listener = Session::piped(listener, &ctx.log("listener.log"))?;
     until(|| Ok(path.exists()))?;
     shell.ok("echo said to the host | socat -u - VSOCK-CONNECT:2:6000")?;
-    let said = listener.wait(PATIENCE)?.ok()?;
+    let said = listener.wait(TIMEOUT)?.ok()?;
     ensure!(said == "said to the host\n", "{said:?}");
     // A CID that is not the host's.
-    let (status, text) = shell.run("echo x | socat - VSOCK-CONNECT:5:6000", PATIENCE)?;
+    let (status, text) = shell.run("echo x | socat - VSOCK-CONNECT:5:6000", TIMEOUT)?;
     ensure!(status == 1, "{text}");
     Ok(())
 }
@@ -256,7 +256,7 @@ fn many_to_host(ctx: &TestContext, shell: &Shell<'_>, count: usize) -> Result<()
             .map(|_| Ok(listener.accept()?.0))
             .collect::<Result<Vec<_>>>()?;
         for stream in streams {
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             let mut text = String::new();
             BufReader::new(&stream).read_line(&mut text)?;
             (&stream).write_all(text.as_bytes())?;
@@ -331,7 +331,7 @@ fn pause(ctx: &TestContext) -> Result<()> {
     ctx.run(&["pause", NAME])?.ok()?;
     (&stream).write_all(b"while paused\n")?;
     let begun = UnixStream::connect(socket(ctx, "vsock.sock"))?;
-    begun.set_read_timeout(Some(PATIENCE))?;
+    begun.set_read_timeout(Some(TIMEOUT))?;
     (&begun).write_all(b"CONNECT 7000\nearly\n")?;
     std::thread::sleep(Duration::from_secs(1));
     ctx.run(&["resume", NAME])?.ok()?;

@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::thread::sleep;
@@ -77,7 +77,7 @@ fn reset(ctx: &TestContext) -> Result<()> {
     kill_keeper(&shell)?;
     vm.expect("HUSK-USERSPACE")?;
     let shell = Shell::small(&vm)?;
-    vm.until("reset", PATIENCE, |vm| vm["reboots"] == 1)?;
+    vm.until("reset", TIMEOUT, |vm| vm["reboots"] == 1)?;
     shell.ok(DRIVER)?;
     // WDIOF_CARDRESET
     ensure!(shell.ok(STATUS)?.trim() == "32", "{}", shell.ok(STATUS)?);
@@ -94,7 +94,7 @@ fn poweroff(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok(&format!("{DRIVER}; {KEEPER}"))?;
     kill_keeper(&shell)?;
-    let text = vm.end(PATIENCE)?.fails(14)?;
+    let text = vm.end(TIMEOUT)?.fails(14)?;
     expect_contains(&text, &["watchdog ran out, and its action is to power off"])
 }
 
@@ -113,11 +113,10 @@ fn pause(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok(&format!("{DRIVER}; {KEEPER}"))?;
     kill_keeper(&shell)?;
-    let seen = vm.until("paused", PATIENCE, |vm| vm["paused"] == true)?;
+    let seen = vm.until("paused", TIMEOUT, |vm| vm["paused"] == true)?;
     ensure!(seen["reason"] == "PausedWatchdog", "{seen}");
     expect_contains(&ctx.run(&["list"])?.ok()?, &["Running (PausedWatchdog)"])?;
-    vm.run()
-        .expect("paused: the guest's watchdog ran out", PATIENCE)?;
+    vm.run().expect("paused: the guest's watchdog ran out", TIMEOUT)?;
     ctx.run(&["resume", "pause"])?.ok()?;
     sleep(RUN_OUT);
     shell.ok("true")?;

@@ -2,7 +2,7 @@
 
 use super::context::{CommandResult, TestContext};
 use super::registry::{self, sh};
-use super::{PATIENCE, until};
+use super::{TIMEOUT, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn husk(ctx: &TestContext, words: &[&str]) -> Result<CommandResult> {
     command
         .env("HOME", ctx.path("home"))
         .env("REGISTRY_AUTH_FILE", ctx.path("auth.json"));
-    ctx.finish(command, PATIENCE)
+    ctx.finish(command, TIMEOUT)
 }
 
 /// `status` of a VM.

@@ -1,6 +1,6 @@
 //! Captures the packets on a device with tcpdump.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::context::TestContext;
 use super::netns::Netns;
 use super::program::Session;
@@ -21,7 +21,7 @@ impl Capture {
         command.args(["-e", "-n", "-t", "-l", "--immediate-mode", "-i", device, filter]);
         let session = Session::piped(command, &ctx.log(&format!("tcpdump.{device}.log")))?;
         session
-            .expect(r"listening on [^\n]*\n", PATIENCE)
+            .expect(r"listening on [^\n]*\n", TIMEOUT)
             .with_context(|| format!("no capture on {device}"))?;
         Ok(Self {
             device: device.to_owned(),

@@ -1,6 +1,6 @@
 //! `husk-flow` in a namespace: the guest's peer, which checks every byte.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::context::{TestContext, program};
 use super::netns::Netns;
 use super::program::Session;
@@ -21,7 +21,7 @@ pub fn serve(ctx: &TestContext, netns: &Netns, port: u16) -> Result<Session> {
     let mut command = netns.command(binary());
     command.args(["serve", &format!("[::]:{port}")]);
     let session = Session::piped(command, &ctx.log(&format!("flow.{port}.log")))?;
-    session.expect("flow: listening", PATIENCE)?;
+    session.expect("flow: listening", TIMEOUT)?;
     Ok(session)
 }
 

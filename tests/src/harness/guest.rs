@@ -1,6 +1,6 @@
 //! A shell in a guest, over its serial console.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::context::expect_contains;
 use super::program::Session;
 use super::vm::Vm;
@@ -29,7 +29,7 @@ impl<'v> Shell<'v> {
 
     /// The same on the console of another program.
     pub fn small_on(console: &'v Session) -> Result<Self> {
-        console.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
+        console.expect(r"(?m)^[^\n]*# $", TIMEOUT)?;
         Self::settle(console)
     }
 
@@ -44,16 +44,16 @@ impl<'v> Shell<'v> {
         let deadline = Instant::now() + TO_LOGIN;
         loop {
             console.send(&format!("{user}\n"))?;
-            console.expect("Password: ", PATIENCE)?;
+            console.expect("Password: ", TIMEOUT)?;
             console.send(&format!("{password}\n"))?;
-            let said = console.expect(r"(Login incorrect)|(?m:^[^\n]*[$#] $)", PATIENCE)?;
+            let said = console.expect(r"(Login incorrect)|(?m:^[^\n]*[$#] $)", TIMEOUT)?;
             if said[1].is_empty() {
                 break;
             }
             if Instant::now() > deadline {
                 bail!("{user} cannot log in with the password given");
             }
-            console.expect("login: ", PATIENCE)?;
+            console.expect("login: ", TIMEOUT)?;
         }
         console.send("exec sudo -n env PS1= PS2= sh\n")?;
         let shell = Self::settle(console)?;
@@ -74,7 +74,7 @@ impl<'v> Shell<'v> {
         console.send(&format!(
             "PS1= PS2=; stty -echo; printf 'husk-%s-{number}\\n' ready\n"
         ))?;
-        console.expect(&format!("husk-ready-{number}\n"), PATIENCE)?;
+        console.expect(&format!("husk-ready-{number}\n"), TIMEOUT)?;
         Ok(Self { console })
     }
 
@@ -93,7 +93,7 @@ impl<'v> Shell<'v> {
 
     /// The output of `command`, which must succeed.
     pub fn ok(&self, command: &str) -> Result<String> {
-        let (status, output) = self.run(command, PATIENCE)?;
+        let (status, output) = self.run(command, TIMEOUT)?;
         ensure!(status == 0, "in the guest: {command}: status {status}: {output}");
         Ok(output)
     }

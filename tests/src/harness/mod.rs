@@ -55,14 +55,14 @@ pub const SMALL: Duration = Duration::from_secs(240);
 pub const DEBIAN: Duration = Duration::from_secs(1500);
 
 /// Time after which a step of a guest or of a command counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits until `is` returns true.
 ///
 /// # Errors
 /// It fails, or does not become true.
 pub fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is()? {
         ensure!(Instant::now() < deadline, "it stays so");
         std::thread::sleep(Duration::from_millis(100));

@@ -2,7 +2,7 @@
 
 use super::context::TestContext;
 use super::program::Session;
-use super::{PATIENCE, images, oci};
+use super::{TIMEOUT, images, oci};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::net::TcpStream;
@@ -51,7 +51,7 @@ pub fn start(ctx: &TestContext) -> Result<Session> {
     let mut command = Command::new("docker-registry");
     command.arg("serve").arg(ctx.path("registry.yml"));
     let session = Session::piped(command, &ctx.log("registry.log"))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while TcpStream::connect(ADDRESS).is_err() {
         ensure!(Instant::now() < deadline, "the registry does not listen");
         std::thread::sleep(Duration::from_millis(100));

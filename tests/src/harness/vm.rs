@@ -1,6 +1,6 @@
 //! A VM started by `husk run` in the foreground, with a session on its console and a copy of its monitor's log.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::context::{CommandResult, TestContext};
 use super::datapath::Datapath;
 use super::manifest::Manifest;
@@ -63,7 +63,7 @@ impl<'s> Vm<'s> {
     pub fn start_as(ctx: &'s TestContext, name: &str, command: Command) -> Result<Self> {
         let name = name.to_owned();
         let run = Session::piped(command, &ctx.log(&format!("{name}.run.log")))?;
-        run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
+        run.expect(&format!(r"(?m)^{name}: running"), TIMEOUT)
             .with_context(|| format!("{name} does not run"))?;
         Self::attach(ctx, name, run)
     }
@@ -104,7 +104,7 @@ impl<'s> Vm<'s> {
 
     /// Waits until the guest's console prints `pattern`, with the time limit of a guest's step.
     pub fn expect(&self, pattern: &str) -> Result<Vec<String>> {
-        self.console.expect(pattern, PATIENCE)
+        self.console.expect(pattern, TIMEOUT)
     }
 
     /// Output of `husk inspect`.
@@ -137,7 +137,7 @@ impl<'s> Vm<'s> {
 
     /// Waits for the guest to power off, and checks that the guest itself ended the VM.
     pub fn powered_off(&self) -> Result<()> {
-        let answer = self.end(PATIENCE)?;
+        let answer = self.end(TIMEOUT)?;
         ensure!(
             answer.status == 0 && answer.text.contains("powered off"),
             "not a poweroff: exit status {}:\n{}",
@@ -150,7 +150,7 @@ impl<'s> Vm<'s> {
     /// Kills the VM by `husk stop --force` and waits for its end.
     pub fn discard(&self) -> Result<()> {
         self.ctx.run(&["stop", "--force", &self.name])?.ok()?;
-        self.end(PATIENCE)?;
+        self.end(TIMEOUT)?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Result, ensure};
 use host::{Loopback, PRODUCT, ScsiDebug, VENDOR, tell};
 use serde_json::{Value, json};
@@ -108,13 +108,13 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
         let read = |first: &str| {
             format!("sg_raw --request=4096 --outfile=/read {disk} 28 00 00 00 {first} 00 00 08 00")
         };
-        let (status, said) = shell.run(&read("12 30"), PATIENCE)?;
+        let (status, said) = shell.run(&read("12 30"), TIMEOUT)?;
         ensure!(status == MEDIUM_HARD, "status {status}: {said}");
         expect_contains(&said, &["Medium Error", "Unrecovered read error", "0x1234"])?;
         shell.ok(&read("13 00"))?;
         let (status, _) = shell.run(
             &format!("dd if={disk} bs=4096 skip=582 count=1 iflag=direct of=/read"),
-            PATIENCE,
+            TIMEOUT,
         )?;
         ensure!(status != 0, "a bad block was read");
         device.fail(0)?;
@@ -125,11 +125,11 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
     ctx.part("gone", || {
         device.pull(&device.disks[0])?;
         let command = format!("sg_raw --request=8 {disk} 25 00 00 00 00 00 00 00 00 00");
-        let (status, said) = shell.run(&command, PATIENCE)?;
+        let (status, said) = shell.run(&command, TIMEOUT)?;
         ensure!(status != 0, "a device that is gone answers: {said}");
         let (status, _) = shell.run(
             &format!("dd if={disk} bs=4096 count=1 iflag=direct of=/read"),
-            PATIENCE,
+            TIMEOUT,
         )?;
         ensure!(status != 0, "a device that is gone was read");
         // The other disk is unchanged.
@@ -198,13 +198,13 @@ fn refusals(shell: &Shell<'_>, disk: &str, fixed: &str) -> Result<()> {
         ("PERSISTENT RESERVE IN", "5e 00 00 00 00 00 00 00 00 00"),
         ("SET TARGET PORT GROUPS", "a4 0a 00 00 00 00 00 00 00 00 00 00"),
     ] {
-        let (status, said) = shell.run(&format!("sg_raw {disk} {cdb}"), PATIENCE)?;
+        let (status, said) = shell.run(&format!("sg_raw {disk} {cdb}"), TIMEOUT)?;
         ensure!(status == INVALID_OP, "{command}: status {status}: {said}");
         expect_contains(&said, &["Illegal Request", "Invalid command operation code"])?;
     }
     let write = format!("sg_raw --readonly --send=512 --infile=/ones {fixed} 2a 00 00 00 00 00 00 00 01 00");
     shell.ok("head -c 512 /dev/zero | tr '\\0' '\\377' > /ones")?;
-    let (status, said) = shell.run(&write, PATIENCE)?;
+    let (status, said) = shell.run(&write, TIMEOUT)?;
     ensure!(status == DATA_PROTECT, "status {status}: {said}");
     expect_contains(&said, &["Data Protect"])
 }
@@ -245,7 +245,7 @@ fn reserved(ctx: &TestContext) -> Result<()> {
         shell.ok(&format!("dd if=/zeroes of={disk} bs=512 seek=8 oflag=direct conv=notrunc status=none"))?;
         let command = format!("sg_compare_and_write --in=/both --lba=8 --num=1 {disk}");
         shell.ok(&command)?;
-        let (status, said) = shell.run(&command, PATIENCE)?;
+        let (status, said) = shell.run(&command, TIMEOUT)?;
         // sg3_utils(8): 14 is a miscompare.
         ensure!(status == 14, "compared as equal: status {status}: {said}");
         Ok(())

@@ -9,7 +9,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::netns::{Netns, State};
 use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, flow, privileges};
+use crate::harness::{Case, TIMEOUT, flow, privileges};
 use anyhow::{Result, ensure};
 use regex::Regex;
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         privileges::cannot_change_networks(second.pid("vmmPid")?, &namespaces)
     });
     shell.send("poweroff -f")?;
-    expect_contains(&first.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+    expect_contains(&first.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
     let [one_before, two_before] = &before;
     returns(ctx, "pod after poweroff", &one.netns, one_before);
     second.kill("vmmPid")?;

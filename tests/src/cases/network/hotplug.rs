@@ -7,7 +7,7 @@ use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, flow};
+use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::time::Duration;
@@ -109,7 +109,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 /// Runs a `husk` command that must succeed.
 fn husk(vm: &Vm<'_>, words: &[&str]) -> Result<()> {
     let ctx = vm.ctx();
-    ctx.finish(ctx.husk(words), PATIENCE)?.ok()?;
+    ctx.finish(ctx.husk(words), TIMEOUT)?.ok()?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, flow};
+use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::net::Ipv6Addr;
@@ -106,7 +106,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let words = format!("both {}:{CLOSED} 1000 1 5", open.address());
         flow::request(ctx, &process.netns, &words, STREAM)?;
         let words = format!("both {}:{CLOSED} 1000 1 5", listed.address());
-        let answer = flow::begin(ctx, &process.netns, &words)?.wait(PATIENCE)?;
+        let answer = flow::begin(ctx, &process.netns, &words)?.wait(TIMEOUT)?;
         ensure!(
             answer.status == 1 && answer.text.contains("cannot connect"),
             "a port that is not listed answers: {}",

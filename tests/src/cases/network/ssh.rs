@@ -1,6 +1,6 @@
 //! Logs in to a guest with an SSH server, by a key in its manifest.
 
-use crate::harness::PATIENCE;
+use crate::harness::TIMEOUT;
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
@@ -15,7 +15,7 @@ pub fn key(ctx: &TestContext) -> Result<String> {
     let mut command = Command::new("ssh-keygen");
     command.args(["-q", "-t", "ed25519", "-N", "", "-C", "e2e", "-f"]);
     command.arg(ctx.path("key"));
-    ctx.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, TIMEOUT)?.ok()?;
     Ok(std::fs::read_to_string(ctx.path("key.pub"))?.trim().to_owned())
 }
 
@@ -26,7 +26,7 @@ pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
     let ssh = |remote: &str| {
         let mut command = ctx.husk(&["ssh", vm.name(), "-l", "debian", "--", "-i"]);
         command.arg(&key).args(["-o", "BatchMode=yes", remote]);
-        ctx.finish(command, PATIENCE)
+        ctx.finish(command, TIMEOUT)
     };
     expect_contains(&ssh("echo $(id -un) at $(hostname)")?.ok()?, &["debian at demo"])?;
     let answer = ssh("exit 7")?;
@@ -53,7 +53,7 @@ pub fn logs_in_by_vsock(vm: &Vm<'_>) -> Result<()> {
     command.args(["-o", "BatchMode=yes", "-i"]).arg(ctx.path("key"));
     command.args(["debian@demo", "echo $(id -un) by vsock"]);
     command.envs(husk.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    expect_contains(&ctx.finish(command, PATIENCE)?.ok()?, &["debian by vsock"])?;
+    expect_contains(&ctx.finish(command, TIMEOUT)?.ok()?, &["debian by vsock"])?;
     Ok(())
 }
 
@@ -64,9 +64,9 @@ pub fn greets(vm: &Vm<'_>) -> Result<()> {
         ctx.husk(&["port-forward", vm.name(), "0:22"]),
         &ctx.log("forward.log"),
     )?;
-    let said = forward.expect(r"127\.0\.0\.1:(\d+)", PATIENCE)?;
+    let said = forward.expect(r"127\.0\.0\.1:(\d+)", TIMEOUT)?;
     let near = SocketAddr::from(([127, 0, 0, 1], said[1].parse()?));
-    let mut stream = TcpStream::connect_timeout(&near, PATIENCE)?;
+    let mut stream = TcpStream::connect_timeout(&near, TIMEOUT)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     let mut banner = [0; 8];
     stream.read_exact(&mut banner)?;

@@ -9,7 +9,7 @@ use crate::harness::netns::Netns;
 use crate::harness::pod::{self, Node};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, SMALL, flow};
+use crate::harness::{Case, SMALL, TIMEOUT, flow};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -90,7 +90,7 @@ fn run(ctx: &TestContext) -> Result<()> {
                 ctx.husk(&["port-forward", name, &ports]),
                 &ctx.log(&format!("{name}.forward.log")),
             )?;
-            forward.expect(&FORWARDED.to_string(), PATIENCE)?;
+            forward.expect(&FORWARDED.to_string(), TIMEOUT)?;
             let words = format!("both 127.0.0.1:{FORWARDED} 2000000 3");
             flow::request(ctx, &host, &words, STREAM)?;
         }

@@ -158,13 +158,13 @@ struct Load<'a> {
 }
 
 /// Maximum time that TCP may take to retransmit after a pause, in seconds.
-const PATIENCE: u32 = 60;
+const TIMEOUT: u32 = 60;
 
 impl Load<'_> {
     /// Starts streams that continue until the file exists.
     fn begin(&self, until: &Path) -> Result<Session> {
         let (address, until) = (self.pod.address(), until.display());
-        let words = format!("both {address}:{} {until} 2 {PATIENCE}", flow::PORT);
+        let words = format!("both {address}:{} {until} 2 {TIMEOUT}", flow::PORT);
         let session = flow::begin(self.ctx, &self.peer.netns, &words)?;
         std::thread::sleep(Duration::from_secs(1));
         Ok(session)

@@ -5,7 +5,7 @@ use crate::harness::containerd::{Containerd, Version};
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::{Case, PATIENCE, images, privileges};
+use crate::harness::{Case, TIMEOUT, images, privileges};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::json;
@@ -78,10 +78,10 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     ctx.part("button", || {
         c.detached(&vm("button"), &[], "small", "button")?;
         let attached = attach(c, "button")?;
-        attached.expect("husk-button: ready", PATIENCE)?;
+        attached.expect("husk-button: ready", TIMEOUT)?;
         c.ctr(&["tasks", "kill", "--signal", "SIGTERM", "button"])?.ok()?;
         // It deletes the task once that has ended.
-        let answer = attached.wait(PATIENCE)?;
+        let answer = attached.wait(TIMEOUT)?;
         expect_contains(&answer.text, &["husk-button: pressed"])?;
         ensure!(answer.status == 0, "not a poweroff: {}", answer.status);
         c.ctr(&["containers", "rm", "button"])?.ok()?;
@@ -91,7 +91,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         let deaf = vm("sleep").set("/terminationGracePeriodSeconds", json!(3));
         c.detached(&deaf, &[], "small", "deaf")?;
         c.ctr(&["tasks", "kill", "deaf"])?.ok()?;
-        c.until("deaf", "STOPPED", PATIENCE)?;
+        c.until("deaf", "STOPPED", TIMEOUT)?;
         ends_with(c, "deaf", 137)?;
         c.nothing_left()
     });
@@ -118,9 +118,9 @@ fn attach(c: &Containerd<'_>, name: &str) -> Result<Session> {
 /// A shell in the guest, on a terminal of `ctr run`.
 fn console(c: &Containerd<'_>) -> Result<()> {
     let session = c.on_terminal(&vm("shell"), &[], "small", "shell")?;
-    session.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
+    session.expect(r"(?m)^[^\n]*# $", TIMEOUT)?;
     session.send("echo said-$((40 + 2))\n")?;
-    session.expect("said-42\n", PATIENCE)?;
+    session.expect("said-42\n", TIMEOUT)?;
     // `husk console` shows the same console.
     let state = c.ctx().runtime_dir().join("pods/shell");
     let socket = state.join("pod.sock");
@@ -130,7 +130,7 @@ fn console(c: &Containerd<'_>) -> Result<()> {
         .file_type();
     ensure!(kind.is_socket(), "{} is no socket", socket.display());
     session.send("poweroff -f\n")?;
-    ensure!(session.wait(PATIENCE)?.status == 0, "not a poweroff");
+    ensure!(session.wait(TIMEOUT)?.status == 0, "not a poweroff");
     c.nothing_left()
 }
 
@@ -152,7 +152,7 @@ fn states(c: &Containerd<'_>) -> Result<()> {
     ensure!(exec.status != 0, "exec did something: {}", exec.text);
     expect_contains(&exec.text, &["exec is not supported", "attach to the console"])?;
     c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "states"])?.ok()?;
-    c.until("states", "STOPPED", PATIENCE)?;
+    c.until("states", "STOPPED", TIMEOUT)?;
     ends_with(c, "states", 137)?;
     c.nothing_left()
 }
@@ -166,7 +166,7 @@ fn confined(c: &Containerd<'_>) -> Result<()> {
     expect_contains(&cgroup, &[&format!("/{OWN}/confined")])?;
     c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "confined"])?
         .ok()?;
-    c.until("confined", "STOPPED", PATIENCE)?;
+    c.until("confined", "STOPPED", TIMEOUT)?;
     c.remove("confined")?;
     c.nothing_left()
 }
@@ -225,7 +225,7 @@ impl LoopDevice {
         std::fs::File::create(&path)?.set_len(mib << 20)?;
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show"]).arg(&path);
-        let said = ctx.finish(losetup, PATIENCE)?.ok()?;
+        let said = ctx.finish(losetup, TIMEOUT)?.ok()?;
         Ok(Self(Path::new(said.trim()).to_path_buf()))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::ctr::vm;
 use crate::cases::hotplug::{comes, goes, settle};
-use crate::harness::PATIENCE;
+use crate::harness::TIMEOUT;
 use crate::harness::containerd::Containerd;
 use crate::harness::context::{CommandResult, expect_contains};
 use crate::harness::guest::Shell;
@@ -25,7 +25,7 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     );
     let plain = vm("scsi,shell");
     let session = c.on_terminal(&plain, &["--mount", &mount], "small", "plugged")?;
-    session.expect("husk-scsi: end\n", PATIENCE)?;
+    session.expect("husk-scsi: end\n", TIMEOUT)?;
     let shell = Shell::small_on(&session)?;
     settle(&shell)?;
     let add = |path: &str| -> Result<CommandResult> {
@@ -65,13 +65,13 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
         std::fs::write(&file, manifest.json())?;
         let mut sync = ctx.husk(&["sync", "pods/plugged", "-f"]);
         sync.arg(&file);
-        expect_contains(&ctx.finish(sync, PATIENCE)?.ok()?, &[does])?;
+        expect_contains(&ctx.finish(sync, TIMEOUT)?.ok()?, &[does])?;
         match does.starts_with("added") {
             true => drop(comes(&shell, "data")?),
             false => goes(&shell, "data")?,
         }
     }
     session.send("poweroff -f\n")?;
-    session.wait(PATIENCE)?.ok()?;
+    session.wait(TIMEOUT)?.ok()?;
     c.nothing_left()
 }

@@ -6,7 +6,7 @@ use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::context::TestContext;
 use crate::harness::processes::{Process, kill};
 use crate::harness::program::Session;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
         let vmm = start(c, "one")?;
         kill(c.shim("one")?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while c.task("one")?.is_some_and(|(_, state)| state != "STOPPED") {
             ensure!(
                 Instant::now() < deadline,
@@ -57,7 +57,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
     });
     ctx.part("vmm", || {
         kill(start(c, "two")?, Signal::KILL)?;
-        c.until("two", "STOPPED", PATIENCE)?;
+        c.until("two", "STOPPED", TIMEOUT)?;
         ensure!(c.remove("two")? == 137, "not the status of a killed process");
         c.nothing_left()
     });
@@ -69,8 +69,8 @@ fn killed(ctx: &TestContext) -> Result<()> {
         let cgroup = Path::new("/sys/fs/cgroup").join(NAMESPACE).join("greedy");
         std::fs::write(cgroup.join("memory.swap.max"), "0")?;
         std::fs::write(cgroup.join("memory.max"), "16M")?;
-        c.until("greedy", "STOPPED", PATIENCE)?;
-        events.expect("/tasks/oom", PATIENCE)?;
+        c.until("greedy", "STOPPED", TIMEOUT)?;
+        events.expect("/tasks/oom", TIMEOUT)?;
         ensure!(c.remove("greedy")? == 137, "not the status of a killed process");
         c.nothing_left()
     });
@@ -85,7 +85,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
             "containerd does not know the VM any more"
         );
         c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "three"])?.ok()?;
-        c.until("three", "STOPPED", PATIENCE)?;
+        c.until("three", "STOPPED", TIMEOUT)?;
         ensure!(c.remove("three")? == 137, "not killed");
         c.nothing_left()
     });
@@ -149,20 +149,20 @@ fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) 
         // Kills the processes started so far: there may be none yet, or none left.
         0 => drop(c.shim(name).map(|shim| kill(shim, Signal::KILL))),
         1 => {
-            client.wait(PATIENCE)?;
+            client.wait(TIMEOUT)?;
             if let Some((vmm, _)) = c.task(name)?.filter(|(pid, _)| *pid > 1) {
                 let _ = kill(vmm, Signal::KILL);
             }
         }
         2 => client.kill()?,
         _ => {
-            client.wait(PATIENCE)?;
+            client.wait(TIMEOUT)?;
             let signal = if way == 3 { "SIGTERM" } else { "SIGKILL" };
             c.ctr(&["tasks", "kill", "--signal", signal, name])?;
         }
     }
     drop(client);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while c.ctr(&["containers", "info", name])?.status == 0 {
         ensure!(Instant::now() < deadline, "it cannot be removed");
         c.ctr(&["tasks", "kill", "--signal", "SIGKILL", name])?;

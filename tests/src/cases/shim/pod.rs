@@ -10,7 +10,7 @@ use crate::harness::cri::{Container, Cri, NAMESPACE, Pod};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::path::Path;
@@ -111,7 +111,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     ctx.part("attach", || {
         let attached = Attached::new(&cri.attach(&id)?)?;
         attached.send("echo attached-$((40 + 2))\n")?;
-        attached.output().expect("attached-42", PATIENCE)?;
+        attached.output().expect("attached-42", TIMEOUT)?;
         Ok(())
     });
     ctx.part("stats", || stats(&cri, &pod, &id));
@@ -151,7 +151,7 @@ fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
         ..Container::default()
     };
     let id = cri.start(&pod, &ping)?;
-    let status = cri.wait(&id, PATIENCE)?;
+    let status = cri.wait(&id, TIMEOUT)?;
     let said = std::fs::read_to_string(cri.logs("process").join("ping.log"))?;
     ensure!(status == 0, "the guest at {address} does not answer: {said}");
     cri.remove_pod(&pod)
@@ -173,7 +173,7 @@ pub(super) fn stats_are_those_of(cgroup: &Path, usage: impl Fn() -> Result<(u64,
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(value.with_context(|| format!("no {name}"))?.trim().parse()?)
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let (time, memory) = usage()?;
         let own_time = field(&read("cpu.stat")?, "usage_usec")? * 1000;

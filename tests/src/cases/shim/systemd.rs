@@ -10,7 +10,7 @@ use crate::harness::cri::{Container, Cri, Pod};
 use crate::harness::kubelet::{self, scopes, systemctl};
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::kill;
-use crate::harness::{Case, PATIENCE, until};
+use crate::harness::{Case, TIMEOUT, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::ffi::OsStr;
@@ -73,7 +73,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         kill(c.shim(&pod.id)?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
         // The kubelet also retries until containerd has received the exit events.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = nothing_left(c, cri, &pod) {
             ensure!(Instant::now() < deadline, "{error:#}");
             sleep(Duration::from_secs(1));

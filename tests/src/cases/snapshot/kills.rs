@@ -9,7 +9,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::processes::{self, descendants};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images, until};
+use crate::harness::{Case, TIMEOUT, images, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::json;
@@ -114,12 +114,12 @@ fn saves(ctx: &TestContext, kind: Kind, moments: &Chance, image: &Path) -> Resul
             Kind::Monitor => vm.kill("monitorPid")?,
             Kind::Vmm => vm.kill("vmmPid")?,
         }
-        let _ = command.wait(PATIENCE)?;
+        let _ = command.wait(TIMEOUT)?;
         if kind == Kind::Command {
             goes_on(ctx, &vm).context(name.clone())?;
             half_or_whole(ctx, &dir, false).context(name)?;
         } else {
-            vm.end(PATIENCE)?.fails(1).context(name.clone())?;
+            vm.end(TIMEOUT)?.fails(1).context(name.clone())?;
             half_or_whole(ctx, &dir, true).context(name)?;
             vm = start(ctx, with_disk(image))?;
             let found = Shell::going_on(vm.console())?
@@ -158,7 +158,7 @@ fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
             vm.discard()?;
         }
     } else {
-        let refused = ctx.finish(ctx.husk(&["restore", &text(dir), "--name", "half"]), PATIENCE)?;
+        let refused = ctx.finish(ctx.husk(&["restore", &text(dir), "--name", "half"]), TIMEOUT)?;
         expect_contains(&refused.fails(1)?, &["not a complete snapshot", &text(dir)])?;
     }
     Ok(std::fs::remove_dir_all(dir)?)
@@ -202,7 +202,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
                 expect_contains(&stopped.fails(1)?, &["no VM victim is running"])?;
             }
         }
-        let _ = command.wait(PATIENCE)?;
+        let _ = command.wait(TIMEOUT)?;
         ctx.nothing_left(Duration::from_secs(10))
             .with_context(|| name.clone())?;
         let left = std::fs::read_dir(ctx.path("scratch"))?.count();

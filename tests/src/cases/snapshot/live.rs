@@ -10,7 +10,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::process::Command;
@@ -117,7 +117,7 @@ fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapat
     let received = shell.ok("wc -c < /tmp/file; sha256sum < /tmp/file")?;
     let mut sum = Command::new("sh");
     sum.args(["-c", "wc -c < $0; sha256sum < $0"]).arg(&file);
-    let sent = ctx.finish(sum, PATIENCE)?.ok()?;
+    let sent = ctx.finish(sum, TIMEOUT)?.ok()?;
     ensure!(
         received.split_whitespace().eq(sent.split_whitespace()),
         "the guest received {received}, but {sent} was sent"

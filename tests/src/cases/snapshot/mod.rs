@@ -13,7 +13,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ fn check_load(shell: &Shell<'_>, disks: &[&str]) -> Result<()> {
     let complaints = "BUG|soft lockup|rcu.*stall|hung task|I/O error|needs reset|clocksource.*unstable";
     let (status, text) = shell.run(
         &format!("dmesg | tail -n +$(($(cat lines) + 1)) | grep -E '{complaints}'"),
-        PATIENCE,
+        TIMEOUT,
     )?;
     ensure!(status == 1, "the kernel complains:\n{text}");
     Ok(())
@@ -199,7 +199,7 @@ fn clones(ctx: &TestContext) -> Result<()> {
         shell.send("reboot -f")?;
         let shell = Shell::small(clone)?;
         shell.send("poweroff -f")?;
-        expect_contains(&clone.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+        expect_contains(&clone.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))?;
     let left = std::fs::read_dir(ctx.path("scratch"))?.count();

@@ -9,7 +9,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::pod::Node;
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, flow};
+use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn over(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
         &format!("stty -echo; echo ready; exec socat - TCP:{address}:{ECHO}"),
     ]);
     let connection = Session::on_terminal(socat, &ctx.log("connection.log"))?;
-    connection.expect("ready", PATIENCE)?;
+    connection.expect("ready", TIMEOUT)?;
     echoes(&connection, "before")?;
 
     let (first, second) = (ctx.path("first"), ctx.path("second"));
@@ -92,6 +92,6 @@ fn over(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
 
 fn echoes(connection: &Session, word: &str) -> Result<()> {
     connection.send(&format!("{word}\n"))?;
-    connection.expect(&format!("{word}\n"), PATIENCE)?;
+    connection.expect(&format!("{word}\n"), TIMEOUT)?;
     Ok(())
 }

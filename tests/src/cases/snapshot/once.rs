@@ -6,7 +6,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{PATIENCE, images};
+use crate::harness::{TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs::File;
@@ -43,7 +43,7 @@ fn all(ctx: &TestContext, image: &Path) -> Result<()> {
 fn losetup(ctx: &TestContext, words: &[&str]) -> Result<String> {
     let mut command = Command::new("losetup");
     command.args(words);
-    ctx.finish(command, PATIENCE)?.ok()
+    ctx.finish(command, TIMEOUT)?.ok()
 }
 
 fn manifest(image: &Path) -> Result<Manifest> {
@@ -67,7 +67,7 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok(&write("before"))?;
     let (first, second) = (text(&ctx.path("first")), text(&ctx.path("second")));
-    let restore = |dir: &str| ctx.finish(ctx.husk(&["restore", dir]), PATIENCE);
+    let restore = |dir: &str| ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT);
 
     let refused = ctx.run(&["snapshot", "claim", &first, "--resume"])?.fails(1)?;
     expect_contains(&refused, &["\"data\"", "--resume"])?;
@@ -126,7 +126,7 @@ fn copied(ctx: &TestContext, image: &Path, name: &str) -> Result<()> {
         let found = shell.ok(MARK)?;
         ensure!(found == mark, "{mark} reads {found:?}");
         shell.send("poweroff -f")?;
-        expect_contains(&vm.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+        expect_contains(&vm.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
     }
     ensure!(
         std::fs::read(image)?.starts_with(b"source\n"),

@@ -4,7 +4,7 @@ use super::{SAVE, text};
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{PATIENCE, images};
+use crate::harness::{TIMEOUT, images};
 use anyhow::Result;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ fn changed(
     let to = ctx.path(name);
     let mut copy = Command::new("cp");
     copy.args(["-a", "--sparse=always"]).arg(from).arg(&to);
-    ctx.finish(copy, PATIENCE)?.ok()?;
+    ctx.finish(copy, TIMEOUT)?.ok()?;
     change(&to)?;
     Ok(text(&to))
 }
@@ -42,7 +42,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     vm.discard()?;
 
     let restore = |dir: &str, words: &[&str]| -> Result<()> {
-        let answer = ctx.finish(ctx.husk(&["restore", dir]), PATIENCE)?.fails(1)?;
+        let answer = ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT)?.fails(1)?;
         expect_contains(&answer, words)?;
         ctx.nothing_left(Duration::from_secs(10))
     };

@@ -7,7 +7,7 @@ use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, flow};
+use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn save(ctx: &TestContext, vm: &Vm<'_>, dir: &Path) -> Result<()> {
 /// Kills the VM. Others may run.
 fn stop(ctx: &TestContext, vm: &Vm<'_>) -> Result<()> {
     ctx.run(&["stop", "--force", vm.name()])?.ok()?;
-    vm.run().wait(PATIENCE)?;
+    vm.run().wait(TIMEOUT)?;
     Ok(())
 }
 
@@ -101,7 +101,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     let netns = text(&away.netns.path());
     let words = ["restore", &text(&dir), "--name", "clone", "--netns", &netns];
-    let refused = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+    let refused = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
     expect_contains(&refused, &["default", "bridge", "--replug-nics"])?;
 
     let clone = Vm::restore_with(ctx, &dir, "clone", &["--replug-nics", "--netns", &netns])?;
@@ -134,7 +134,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let shell = Shell::going_on(source.console())?;
         pings(&shell, &away.address())?;
         pings(&shell, &red_address(9))?;
-        ctx.finish(ctx.husk(&["removeinterface", "source", "red"]), PATIENCE)?
+        ctx.finish(ctx.husk(&["removeinterface", "source", "red"]), TIMEOUT)?
             .ok()?;
         shell.ok("comes '[ ! -e /sys/class/net/eth1 ]'")?;
         stop(ctx, &source)
@@ -164,7 +164,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             "--netns",
             &text(&home.netns.path()),
         ];
-        let refused = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+        let refused = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
         expect_contains(&refused, &["default", "has not released", "--replug-nics"])
     });
     ctx.nothing_left(Duration::from_secs(10))

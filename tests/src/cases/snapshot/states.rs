@@ -7,7 +7,7 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, PATIENCE, images};
+use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
@@ -75,7 +75,7 @@ fn boots(ctx: &TestContext, moment: u64) -> Result<()> {
 fn reboots(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &small("disks,shell")?)?;
     Shell::small(&vm)?.send("reboot -f")?;
-    vm.until("rebooted", PATIENCE, |vm| vm["reboots"] == 1)?;
+    vm.until("rebooted", TIMEOUT, |vm| vm["reboots"] == 1)?;
     let vm = saved_and_restored(ctx, vm, &[])?;
     let shell = Shell::going_on(vm.console())?;
     powers_off(&vm, &shell)
@@ -173,7 +173,7 @@ fn waits_for_room(ctx: &TestContext) -> Result<()> {
     let sum = shell.ok("md5sum < /all")?;
     io_error::leave_little(&scratch)?;
     shell.send("dd if=/all of=/dev/vda bs=64k conv=fsync status=none; echo $? > /status")?;
-    vm.until("paused for an I/O error", PATIENCE, io_error::paused_for_it)?;
+    vm.until("paused for an I/O error", TIMEOUT, io_error::paused_for_it)?;
     let dir = ctx.path("snapshot");
     ctx.finish(ctx.husk(&["snapshot", NAME, &text(&dir)]), SAVE)?
         .ok()?;

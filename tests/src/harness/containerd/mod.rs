@@ -3,7 +3,7 @@
 pub mod image;
 pub mod leftovers;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::context::{CommandResult, TestContext};
 use super::cri::Cri;
 use super::manifest::Manifest;
@@ -171,7 +171,7 @@ impl<'s> Containerd<'s> {
             .current_dir("/");
         let daemon = Session::piped(command, &self.ctx.log("containerd.log"))?;
         *self.daemon.borrow_mut() = Some(daemon);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let answer = self.ctr(&["version"])?;
             if answer.status == 0 {
@@ -261,7 +261,7 @@ impl<'s> Containerd<'s> {
         name: &str,
     ) -> Result<CommandResult> {
         let words = self.run_words(manifest, options, image, name);
-        let answer = self.ctx.finish(self.ctr_command(&words), PATIENCE);
+        let answer = self.ctx.finish(self.ctr_command(&words), TIMEOUT);
         self.ctr(&["containers", "rm", name])?;
         answer
     }
