@@ -1,7 +1,7 @@
 //! A small client of the Container Runtime Interface, with only the kubelet's requests that the tests need.
 
 use super::kubelet::{Cgroups, PodCgroup};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hyper_util::rt::TokioIo;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -75,7 +75,8 @@ impl Pod {
 }
 
 impl Cri {
-    /// Connects to the containerd at `socket`; pods' logs are written below `logs`.
+    /// Connects to the containerd at `socket`, and waits until it has found its pods again; pods' logs are written below
+    /// `logs`.
     pub fn connect(socket: PathBuf, logs: PathBuf) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -86,12 +87,37 @@ impl Cri {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         let channel = runtime.block_on(endpoint.connect_with_connector(connector))?;
-        Ok(Self {
+        let cri = Self {
             logs,
             cgroups: Cgroups::Files,
             runtime,
             client: RuntimeServiceClient::new(channel),
-        })
+        };
+        cri.wait_until_ready()?;
+        Ok(cri)
+    }
+
+    /// Until then each call is answered by `Unavailable: server is not initialized yet`.
+    fn wait_until_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + CALL;
+        loop {
+            let mut client = self.client.clone();
+            let none = api::ContainerStatusRequest {
+                container_id: "none".to_owned(),
+                verbose: false,
+            };
+            match self.runtime.block_on(client.container_status(none)) {
+                Err(status) if status.code() == tonic::Code::Unavailable => {
+                    ensure!(
+                        Instant::now() < deadline,
+                        "CRI is not ready: {}",
+                        status.message()
+                    );
+                }
+                _ => return Ok(()),
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Uses systemd slices for the pods from now on, as with the kubelet's `cgroupDriver: systemd`.
