@@ -8,20 +8,44 @@ use crate::message;
 use crate::started::{Started, milliseconds};
 use crate::vmm::Vmm;
 use anyhow::{Context, Result, ensure};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
+use xtask::packages::Tool;
 
 /// Name of the unpacked kernel in the benchmark's folder.
 pub const ELF: &str = "vmlinux";
 /// Name of the kernel as `xz` packed it.
 pub const PACKED: &str = "vmlinux.xz";
 
-/// Boots the kernel as it is and unpacked, and unpacks it by `xz`.
+/// The program, for the kernel of the benchmark.
+pub const XZ: Tool = Tool {
+    name: "xz",
+    package: "xz-utils",
+};
+
+/// Packs a kernel as Linux's build does.
+pub fn pack(kernel: &Path) -> Result<Vec<u8>> {
+    let mut command = Command::new(XZ.name);
+    command.args([
+        "--check=crc32",
+        "--x86",
+        "--lzma2=dict=32MiB",
+        "--threads=1",
+        "--stdout",
+    ]);
+    let output = command.arg(kernel).output().context("cannot start xz")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "xz: {}: {errors}", output.status);
+    Ok(output.stdout)
+}
+
+/// Boots the kernel packed and unpacked, and unpacks it by `xz`.
 pub fn measure(files: &BenchFiles, run: u32) -> Result<()> {
     let packed = to_userspace(files)?;
     let unpacked = to_userspace(&files.with_kernel(ELF)?)?;
     let began = Instant::now();
-    let status = Command::new("xz")
+    let status = Command::new(XZ.name)
         .arg("-dc")
         .arg(files.folder.join(PACKED))
         .stdout(Stdio::null())
