@@ -54,6 +54,7 @@ pub fn measure(files: &BenchFiles, run: u32) -> Result<()> {
     let xz = milliseconds(began.elapsed());
     ensure!(status.success(), "xz: {status}");
     let values = [
+        ("untraced_to_userspace_ms", "ms", packed),
         ("elf_to_userspace_ms", "ms", unpacked),
         ("xz_ms", "ms", xz),
         ("unpacking_by_xz", "ratio", (packed - unpacked) / xz),
