@@ -31,8 +31,8 @@ pub struct Started {
 }
 
 impl Started {
-    /// Starts a guest, with `patience` as the time limit of all waits together.
-    pub fn start(vmm: Vmm, patience: Duration) -> Result<Self> {
+    /// Starts a guest, with `timeout` as the time limit of all waits together.
+    pub fn start(vmm: Vmm, timeout: Duration) -> Result<Self> {
         let Vmm {
             mut command,
             stop,
@@ -54,7 +54,7 @@ impl Started {
             group,
             serial: Serial::watch(stdout),
             began,
-            deadline: began + patience,
+            deadline: began + timeout,
         })
     }
 

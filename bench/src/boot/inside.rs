@@ -77,8 +77,8 @@ const LOGIN: &str = "login: ";
 /// none needs an argument that a VMM adds.
 pub(super) const TIMED: &str = "console=ttyS0 quiet";
 
-pub(super) const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
-const DISK_PATIENCE: Duration = Duration::from_secs(240);
+pub(super) const KERNEL_TIMEOUT: Duration = Duration::from_secs(90);
+const DISK_TIMEOUT: Duration = Duration::from_secs(240);
 /// Time after which a guest's user space is idle.
 const REST: Duration = Duration::from_secs(1);
 /// Number of runs that may fail.
@@ -131,8 +131,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(&self, vmm: Vmm, source: Source<'_>, patience: Duration) -> Result<Started> {
-        Started::start(vmm.with_source(&self.files, source)?, patience)
+    fn start(&self, vmm: Vmm, source: Source<'_>, timeout: Duration) -> Result<Started> {
+        Started::start(vmm.with_source(&self.files, source)?, timeout)
     }
 
     /// Times a boot and a poweroff.
@@ -140,7 +140,7 @@ impl Bench {
         self.trace.begin(ENDS)?;
         self.trace.narrow(PORTS, END_PORTS)?;
         let append = format!("{TIMED} husk.do={}", vmm.off());
-        let mut started = self.start(vmm, Source::Kernel(&append), KERNEL_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Kernel(&append), KERNEL_TIMEOUT)?;
         let to_userspace = since_start(&mut started, USERSPACE)?;
         started.until("\n")?;
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
@@ -173,7 +173,7 @@ impl Bench {
 
     /// Times a boot with the kernel's earliest console, up to its first line.
     fn first_line(&self, vmm: Vmm, run: u32) -> Result<()> {
-        let mut started = self.start(vmm, Source::Kernel(EARLY), KERNEL_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Kernel(EARLY), KERNEL_TIMEOUT)?;
         let first_line = since_start(&mut started, FIRST_LINE)?;
         message::values("boot", vmm.name(), run, [("pre_kernel_ms", "ms", first_line)]);
         Ok(())
@@ -182,7 +182,7 @@ impl Bench {
     /// Traces a boot, then measures the idle guest.
     fn observed(&self, vmm: Vmm, run: u32) -> Result<()> {
         self.trace.begin(EXITS)?;
-        let mut started = self.start(vmm, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Kernel(IDLE), KERNEL_TIMEOUT)?;
         started.until(USERSPACE)?;
         let exits = Exits::read(&self.trace.end()?, Some(USERSPACE));
         ensure!(exits.marker.is_some(), "the trace shows no {USERSPACE}");
@@ -223,7 +223,7 @@ impl Bench {
         let mut cp = Command::new("cp");
         cp.args(["--sparse=always", "--reflink=auto"]);
         finish(cp.arg(&plan.disk).arg(copy.path()))?;
-        let mut started = self.start(vmm, Source::Disk(copy.path()), DISK_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Disk(copy.path()), DISK_TIMEOUT)?;
         let to_userspace = since_start(&mut started, SYSTEMD)?;
         let uptime = stamp(&started.serial.said()).context("the kernel's log has no times")?;
         let mut values = vec![

@@ -28,13 +28,7 @@ pub struct Vm {
 
 impl Vm {
     /// Starts guest `number` of a VMM with the kernel's command line `append`.
-    pub fn start(
-        vmm: Vmm,
-        files: &BenchFiles,
-        number: u32,
-        append: &str,
-        patience: Duration,
-    ) -> Result<Self> {
+    pub fn start(vmm: Vmm, files: &BenchFiles, number: u32, append: &str, timeout: Duration) -> Result<Self> {
         let name = format!("density-{number}");
         let guest = Guest {
             name: &name,
@@ -48,7 +42,7 @@ impl Vm {
         };
         Ok(Self {
             vmm,
-            started: Started::start(command, patience)?,
+            started: Started::start(command, timeout)?,
             line: None,
             socket: guest.socket(files),
         })

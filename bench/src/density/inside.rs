@@ -139,7 +139,7 @@ impl Bench<'_> {
         self.trace
             .narrow(EXIT, &format!("guest_rip == {pvh:#x} || guest_rip == {long:#x}"))?;
         let began = trace::now()?;
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.timeout();
         let mut vms = self.start_all(case, &self.halted)?;
         let last = loop {
             let halts = halts(&self.trace.text()?);
@@ -198,12 +198,12 @@ impl Bench<'_> {
 
     fn start_all(&self, case: Vmm, files: &BenchFiles) -> Result<Vec<Vm>> {
         (1..=self.plan.vms)
-            .map(|number| Vm::start(case, files, number, IDLE, self.patience()))
+            .map(|number| Vm::start(case, files, number, IDLE, self.timeout()))
             .collect()
     }
 
     /// Limit of all waits for guests that run at the same time.
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         BOOT * self.plan.vms + self.plan.settle + self.plan.counted
     }
 }

@@ -75,7 +75,7 @@ impl Plan {
 /// Time limit until user space runs and fio has loaded its sixty libraries.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum time of a cell in addition to its duration.
-const CELL_PATIENCE: Duration = Duration::from_secs(10);
+const CELL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of runs that may fail.
 const SPARE: u32 = 3;
 
@@ -161,8 +161,8 @@ impl Bench<'_> {
         self.files.warm(case)?;
         let time = Duration::from_millis((plan.ramp_ms + plan.time_ms).into());
         let cells = plan.cells();
-        let patience = TIMEOUT + (time + CELL_PATIENCE) * u32::try_from(cells.len())?;
-        let mut started = Started::start(case.ready(&self.files)?, patience)?;
+        let timeout = TIMEOUT + (time + CELL_TIMEOUT) * u32::try_from(cells.len())?;
+        let mut started = Started::start(case.ready(&self.files)?, timeout)?;
         let (_, said) = until(&mut started, "husk-bench: disk ")?;
         let (_, disk) = until(&mut started, ";")?;
         let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());

@@ -59,7 +59,7 @@ const DISK_MIB: u64 = 64;
 /// Time limit until user space runs.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of an addition and its removal.
-const PLUG_PATIENCE: Duration = Duration::from_secs(5);
+const PLUG_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which all work that follows the event is done.
 const REST: Duration = Duration::from_millis(100);
 /// Number of runs that may fail.
@@ -126,7 +126,7 @@ impl<'a> Bench<'a> {
     fn measure(&self, case: Case, run: u32) -> Result<()> {
         let all = self.plan.warmups + self.plan.additions;
         self.trace.begin(&[PORTS])?;
-        let mut started = Started::start(case.ready(&self.files)?, TIMEOUT + PLUG_PATIENCE * all)?;
+        let mut started = Started::start(case.ready(&self.files)?, TIMEOUT + PLUG_TIMEOUT * all)?;
         started.until("ready;")?;
         let mut plug = case.connect(&self.files)?;
         let mut plugged = Vec::new();

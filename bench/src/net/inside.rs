@@ -71,7 +71,7 @@ pub const NETLOAD: &str = "husk-netload";
 /// Time limit until user space runs.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time of a load in addition to its duration.
-const CELL_PATIENCE: Duration = Duration::from_secs(15);
+const CELL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Number of runs that may fail.
 const SPARE: u32 = 3;
 
@@ -134,8 +134,8 @@ impl<'a> Bench<'a> {
         }
         let _peer = wire.serve(&self.files.folder.join(NETLOAD))?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
-        let patience = TIMEOUT + (time + CELL_PATIENCE) * u32::try_from(self.plan.cells().len())?;
-        let mut started = Started::start(case.ready(&self.files)?, patience)?;
+        let timeout = TIMEOUT + (time + CELL_TIMEOUT) * u32::try_from(self.plan.cells().len())?;
+        let mut started = Started::start(case.ready(&self.files)?, timeout)?;
         let mut values = Vec::new();
         for cell in self.plan.cells() {
             values.extend(self.load(cell, case, &mut started)?);

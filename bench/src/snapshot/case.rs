@@ -75,11 +75,11 @@ impl Case {
     }
 
     /// Boots a guest.
-    pub fn boot(self, files: &BenchFiles, patience: Duration) -> Result<Running> {
+    pub fn boot(self, files: &BenchFiles, timeout: Duration) -> Result<Running> {
         match self {
             Self::Husk => {
                 let guest = guest(NAME, SCRIPT);
-                let mut started = Started::start(guest.husk_detached(files)?, patience)?;
+                let mut started = Started::start(guest.husk_detached(files)?, timeout)?;
                 let line = started.reached(&guest.socket(files), Line::monitor)?;
                 started.returned()?;
                 Ok(Running {
@@ -89,7 +89,7 @@ impl Case {
                 })
             }
             Self::Q35 | Self::Q35Mapped => {
-                let mut started = Started::start(qemu(files), patience)?;
+                let mut started = Started::start(qemu(files), timeout)?;
                 let qmp = started.reached(&qmp::socket(files), Qmp::connect)?;
                 let line = started.reached(&serial_socket(files), Line::socket)?;
                 Ok(Running {
@@ -120,13 +120,13 @@ impl Case {
     }
 
     /// Restores a guest, and connects its serial line.
-    pub fn restore(self, files: &BenchFiles, from: &Path, patience: Duration) -> Result<Running> {
+    pub fn restore(self, files: &BenchFiles, from: &Path, timeout: Duration) -> Result<Running> {
         if self == Self::Husk {
-            return restore_as(NAME, files, from, patience);
+            return restore_as(NAME, files, from, timeout);
         }
         let mut vmm = qemu(files);
         vmm.command.args(["-incoming", "defer"]);
-        let mut started = Started::start(vmm, patience)?;
+        let mut started = Started::start(vmm, timeout)?;
         let mut qmp = started.reached(&qmp::socket(files), Qmp::connect)?;
         let line = started.reached(&serial_socket(files), Line::socket)?;
         self.prepare(&mut qmp)?;
@@ -179,11 +179,11 @@ pub fn save_live(files: &BenchFiles, to: &Path) -> Result<Child> {
 
 /// Starts `husk restore` under a name, and connects to the guest's serial line, which may be there before the command
 /// has ended.
-pub fn restore_as(name: &str, files: &BenchFiles, from: &Path, patience: Duration) -> Result<Running> {
+pub fn restore_as(name: &str, files: &BenchFiles, from: &Path, timeout: Duration) -> Result<Running> {
     let guest = guest(name, SCRIPT);
     let mut husk = guest::husk(files);
     husk.arg("restore").arg(from).args(["--name", name, "--detach"]);
-    let mut started = Started::start(guest.as_husk(files, husk), patience)?;
+    let mut started = Started::start(guest.as_husk(files, husk), timeout)?;
     let line = started.reached(&guest.socket(files), Line::monitor)?;
     Ok(Running {
         started,

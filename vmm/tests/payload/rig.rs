@@ -14,7 +14,7 @@ use husk_proto::vmm::v1::{self as pb};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub struct Rig {
@@ -62,7 +62,7 @@ impl Rig {
             .await
             .unwrap();
         let (console, inside) = UnixStream::pair().unwrap();
-        console.set_read_timeout(Some(PATIENCE)).unwrap();
+        console.set_read_timeout(Some(TIMEOUT)).unwrap();
         let fds = FdSender::new(sender).unwrap();
         Self {
             client: VmmClient::new(channel),
@@ -180,7 +180,7 @@ impl Rig {
             if bare.is_empty() {
                 return filtered.into_iter().map(|(name, _)| name).collect();
             }
-            assert!(start.elapsed() < PATIENCE, "{bare:?}");
+            assert!(start.elapsed() < TIMEOUT, "{bare:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -213,9 +213,9 @@ pub async fn wait(child: &mut Child) -> ExitStatus {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             let _ = child.kill();
-            panic!("husk-vmm did not end within {PATIENCE:?}");
+            panic!("husk-vmm did not end within {TIMEOUT:?}");
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use super::guest::elf;
 use super::rig::{self, Rig};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A guest that prints the letters from a to p over and over. The number of the letter is in memory at 3 MiB.
 pub fn letters() -> Vec<u8> {
@@ -492,7 +492,7 @@ async fn a_save_of_what_changed_needs_a_copy_before() {
             assert_eq!(status.message(), "the VM's memory is being copied for a snapshot");
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.unwrap();
+    tokio::time::timeout(TIMEOUT, again).await.unwrap();
     rig.client
         .resume(taken_back(PauseReason::Snapshot))
         .await

@@ -352,8 +352,8 @@ fn the_machine_does_not_route_between_its_networks() {
     assert_eq!(seen(&guest.netns, &other, OTHER), "198.51.100.2");
     let listener = other.run(|| TcpListener::bind((OTHER, 0))).unwrap().unwrap();
     let address = listener.local_addr().unwrap();
-    let reaches = |patience| {
-        let connect = || TcpStream::connect_timeout(&address, patience);
+    let reaches = |timeout| {
+        let connect = || TcpStream::connect_timeout(&address, timeout);
         node.world.run(connect).unwrap().is_ok()
     };
     assert!(!reaches(Duration::from_secs(2)));

@@ -1,8 +1,8 @@
 //! `husk-flow`: sends bytes by TCP and checks each of them, in guests and in their peers.
 //!
 //! `husk-flow serve ADDRESS` serves all clients until it is killed. `husk-flow MOVE ADDRESS AMOUNT [STREAMS
-//! [PATIENCE]]` moves AMOUNT bytes by each of its streams (`both` has as many in either direction), or goes on until a
-//! file of that name exists; and prints the result. A stream without progress for PATIENCE seconds has failed.
+//! [TIMEOUT]]` moves AMOUNT bytes by each of its streams (`both` has as many in either direction), or goes on until a
+//! file of that name exists; and prints the result. A stream without progress for TIMEOUT seconds has failed.
 
 mod content;
 mod stream;
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use stream::{Amount, Direction};
 
 /// Default time limit of a stream that makes no progress.
-const PATIENCE: u64 = 10;
+const TIMEOUT: u64 = 10;
 
 /// Time without a client after which a server ends.
-const SERVERS_PATIENCE: Duration = Duration::from_secs(600);
+const SERVERS_TIMEOUT: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         ["serve", address] => serve(address),
         [kind, address, amount, numbers @ ..] => move_all(kind, address, amount, numbers),
         _ => Err(anyhow::anyhow!(
-            "serve ADDRESS, or send, receive or both ADDRESS AMOUNT [STREAMS [PATIENCE]]"
+            "serve ADDRESS, or send, receive or both ADDRESS AMOUNT [STREAMS [TIMEOUT]]"
         )),
     };
     match done {
@@ -48,7 +48,7 @@ fn serve(address: &str) -> Result<()> {
     loop {
         let (peer, from) = listener.accept()?;
         std::thread::spawn(move || {
-            if let Err(error) = stream::answer(peer, SERVERS_PATIENCE) {
+            if let Err(error) = stream::answer(peer, SERVERS_TIMEOUT) {
                 println!("flow: {from}: {error:#}");
             }
         });
@@ -89,7 +89,7 @@ fn move_all(kind: &str, address: &str, how_much: &str, numbers: &[&str]) -> Resu
         .map(|word| word.parse().with_context(|| format!("no number: {word}")))
         .collect::<Result<_>>()?;
     let number = |at: usize, otherwise| numbers.get(at).copied().unwrap_or(otherwise);
-    let patience = Duration::from_secs(number(1, PATIENCE));
+    let timeout = Duration::from_secs(number(1, TIMEOUT));
     let started = Instant::now();
     let mut threads = Vec::new();
     for number in 0..number(0, 1) {
@@ -98,7 +98,7 @@ fn move_all(kind: &str, address: &str, how_much: &str, numbers: &[&str]) -> Resu
             let way = u64::from(direction == Direction::In);
             let seed = (u64::from(std::process::id()) << 32) | (number << 1) | way;
             threads.push(std::thread::spawn(move || {
-                stream::request(address, direction, amount, seed, patience)
+                stream::request(address, direction, amount, seed, timeout)
             }));
         }
     }

@@ -44,10 +44,10 @@ pub fn request(
     direction: Direction,
     amount: Amount,
     seed: u64,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Moved> {
-    let peer = TcpStream::connect_timeout(&address, patience).context("cannot connect")?;
-    let mut peer = limited(peer, patience)?;
+    let peer = TcpStream::connect_timeout(&address, timeout).context("cannot connect")?;
+    let mut peer = limited(peer, timeout)?;
     let (bytes, stop) = match amount {
         Amount::Bytes(bytes) => (bytes, None),
         Amount::Until(stop) => (ENDLESS, Some(stop)),
@@ -77,8 +77,8 @@ pub fn request(
 }
 
 /// Serves the request of the client `peer`.
-pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
-    let mut peer = limited(peer, patience)?;
+pub fn answer(peer: TcpStream, timeout: Duration) -> Result<Moved> {
+    let mut peer = limited(peer, timeout)?;
     let mut order = [0; 17];
     peer.read_exact(&mut order).context("no order")?;
     let number = |at: usize| {
@@ -110,9 +110,9 @@ fn is_set(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Relaxed)
 }
 
-fn limited(peer: TcpStream, patience: Duration) -> Result<TcpStream> {
-    peer.set_read_timeout(Some(patience))?;
-    peer.set_write_timeout(Some(patience))?;
+fn limited(peer: TcpStream, timeout: Duration) -> Result<TcpStream> {
+    peer.set_read_timeout(Some(timeout))?;
+    peer.set_write_timeout(Some(timeout))?;
     Ok(peer)
 }
 
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// An address at which `serve` has one client.
     fn server(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
@@ -237,14 +237,14 @@ mod tests {
     fn streams_arrive_either_way() {
         for direction in [Direction::Out, Direction::In] {
             let address = server(|peer| {
-                answer(peer, PATIENCE).expect("arrives");
+                answer(peer, TIMEOUT).expect("arrives");
             });
             request(
                 address,
                 direction,
                 Amount::Bytes(3 * PIECE as u64 + 5),
                 9,
-                PATIENCE,
+                TIMEOUT,
             )
             .expect("arrives");
         }
@@ -255,9 +255,9 @@ mod tests {
         static STOP: AtomicBool = AtomicBool::new(false);
         let threads = [Direction::Out, Direction::In].map(|direction| {
             let address = server(|peer| {
-                answer(peer, PATIENCE).expect("arrives");
+                answer(peer, TIMEOUT).expect("arrives");
             });
-            std::thread::spawn(move || request(address, direction, Amount::Until(&STOP), 9, PATIENCE))
+            std::thread::spawn(move || request(address, direction, Amount::Until(&STOP), 9, TIMEOUT))
         });
         std::thread::sleep(Duration::from_millis(100));
         STOP.store(true, Ordering::Relaxed);
@@ -275,7 +275,7 @@ mod tests {
             // The content of another stream.
             let _ = receive(&mut peer, 1000, Content::new(1));
         });
-        let error = request(address, Direction::Out, Amount::Bytes(1000), 2, PATIENCE).expect_err("differs");
+        let error = request(address, Direction::Out, Amount::Bytes(1000), 2, TIMEOUT).expect_err("differs");
         assert!(error.to_string().contains("byte 0 differs"), "{error}");
     }
 
@@ -285,8 +285,8 @@ mod tests {
             std::thread::sleep(Duration::from_secs(5));
             drop(peer);
         });
-        let patience = Duration::from_millis(100);
-        let error = request(address, Direction::In, Amount::Bytes(1000), 2, patience).expect_err("stalls");
+        let timeout = Duration::from_millis(100);
+        let error = request(address, Direction::In, Amount::Bytes(1000), 2, timeout).expect_err("stalls");
         assert!(error.to_string().contains("stands still"), "{error}");
     }
 }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 const PIECE: usize = 64 << 10;
 
 /// Maximum time without data where data is expected.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens a connection on which the peer runs the request `wish`.
 pub fn ask(peer: SocketAddr, wish: &str) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(peer).with_context(|| format!("no connection to {peer}"))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("{wish}\n").as_bytes())?;
     Ok(stream)
 }

@@ -230,7 +230,7 @@ fn liveness(c: &KubeVirt<'_>) -> Result<()> {
     c.apply(&[vmi])?;
     c.until(VMI, PINGED, READY, "True")?;
     c.until(VMI, PINGED, CONNECTED, "True")?;
-    // Longer than the probe's patience.
+    // Longer than the probe's timeout.
     std::thread::sleep(std::time::Duration::from_secs(45));
     c.until(VMI, PINGED, ".status.phase", "Running")?;
     c.in_guest(PINGED, |shell| {

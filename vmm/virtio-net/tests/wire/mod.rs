@@ -139,8 +139,8 @@ impl Wire {
         const PACKET_IGNORE_OUTGOING: c_int = 23;
         set(libc::SOL_PACKET, PACKET_VNET_HDR, &1_i32.to_ne_bytes());
         set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1_i32.to_ne_bytes());
-        let patience = [TIMEOUT.as_secs().to_ne_bytes(), [0; 8]].concat();
-        set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
+        let timeout = [TIMEOUT.as_secs().to_ne_bytes(), [0; 8]].concat();
+        set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout);
         // SAFETY: sockaddr_ll is plain integers, for which zeroes are valid.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = libc::AF_PACKET as _;

@@ -26,7 +26,7 @@ use crate::worker::Worker;
 const SIZE: u16 = 16;
 const RINGS: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const EVENT_IDX: u64 = 1 << 29;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 struct Echo(Option<Worker<ActiveQueue>>);
@@ -60,7 +60,7 @@ impl VirtioDevice for Echo {
         let mut active = queues.pop().ok_or(ActivateError::MissingQueue(0))?;
         let failed = interrupt.clone();
         let body = move |stop: &EventFd| {
-            while !wait(&[stop.as_raw_fd(), active.kick.as_raw_fd()], PATIENCE)[0] {
+            while !wait(&[stop.as_raw_fd(), active.kick.as_raw_fd()], TIMEOUT)[0] {
                 _ = active.kick.read();
                 let memory = mem.memory();
                 while serve(&mut active.queue, &memory) {
@@ -113,13 +113,13 @@ fn serve(queue: &mut Queue, mem: &GuestMemMmap) -> bool {
 }
 
 /// For each descriptor, true if it is readable.
-fn wait<const N: usize>(fds: &[RawFd; N], patience: Duration) -> [bool; N] {
+fn wait<const N: usize>(fds: &[RawFd; N], limit: Duration) -> [bool; N] {
     let mut polled = fds.map(|fd| libc::pollfd {
         fd,
         events: libc::POLLIN,
         revents: 0,
     });
-    let timeout = patience.as_millis() as i32;
+    let timeout = limit.as_millis() as i32;
     // SAFETY: N pollfds, alive for the call.
     unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, timeout) };
     polled.map(|fd| fd.revents & libc::POLLIN != 0)
@@ -187,7 +187,7 @@ impl<'a> Driver<'a> {
         let line = self.m.msi.line(0);
         while self.used.idx().load() != self.sent {
             assert!(
-                wait(&[line.trigger.as_raw_fd()], PATIENCE)[0],
+                wait(&[line.trigger.as_raw_fd()], TIMEOUT)[0],
                 "no interrupt for {}",
                 self.sent
             );
@@ -366,7 +366,7 @@ fn stopping_a_worker_that_raises_interrupts_does_not_deadlock() {
         done.send(()).unwrap();
     });
     finished
-        .recv_timeout(PATIENCE)
+        .recv_timeout(TIMEOUT)
         .expect("everybody is still alive and nobody waits for ever");
     runner.join().unwrap();
 }
