@@ -1,7 +1,8 @@
 //! The time that unpacking the kernel adds to a boot, and the time that `xz` takes for it.
 
 use super::case::Source;
-use super::inside::{KERNEL_PATIENCE, TIMED, since_start};
+use super::inside::{KERNEL_TIMEOUT, TIMED, since_start};
+use super::report::UNPACKING;
 use crate::bench_files::BenchFiles;
 use crate::guest::USERSPACE;
 use crate::message;
@@ -57,7 +58,7 @@ pub fn measure(files: &BenchFiles, run: u32) -> Result<()> {
         ("untraced_to_userspace_ms", "ms", packed),
         ("elf_to_userspace_ms", "ms", unpacked),
         ("xz_ms", "ms", xz),
-        ("unpacking_by_xz", "ratio", (packed - unpacked) / xz),
+        (UNPACKING, "ratio", (packed - unpacked) / xz),
     ];
     message::values("boot", "husk", run, values);
     Ok(())
@@ -67,7 +68,7 @@ pub fn measure(files: &BenchFiles, run: u32) -> Result<()> {
 fn to_userspace(files: &BenchFiles) -> Result<f64> {
     let append = format!("{TIMED} husk.do={}", Vmm::Husk.off());
     let vmm = Vmm::Husk.with_source(files, Source::Kernel(&append))?;
-    let mut started = Started::start(vmm, KERNEL_PATIENCE)?;
+    let mut started = Started::start(vmm, KERNEL_TIMEOUT)?;
     let time = since_start(&mut started, USERSPACE)?;
     started.ended()?;
     Ok(time)
