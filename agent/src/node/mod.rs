@@ -133,7 +133,7 @@ pub struct NodeActor {
     /// The device plugins, by name: true while the kubelet knows them.
     plugins: Vec<(&'static str, watch::Receiver<bool>)>,
     foreign: ForeignVmis,
-    present: ShimUsers,
+    shim_users: ShimUsers,
     shim: NodeShim,
     /// The removal of the shim, while it runs.
     removal: Option<JoinHandle<Result<(), String>>>,
@@ -165,7 +165,7 @@ impl NodeActor {
         events: EventSender,
         plugins: Vec<(&'static str, watch::Receiver<bool>)>,
         foreign: ForeignVmis,
-        present: ShimUsers,
+        shim_users: ShimUsers,
         shim: NodeShim,
     ) -> NodeActor {
         NodeActor {
@@ -175,7 +175,7 @@ impl NodeActor {
             events,
             plugins,
             foreign,
-            present,
+            shim_users,
             shim,
             removal: None,
             failure: None,
@@ -228,12 +228,12 @@ impl NodeActor {
         // The labels come first, so that a launcher pod finds the node as soon as it is schedulable.
         self.label(node.metadata).await?;
         self.beat(schedulable).await?;
-        let departure = match &reason {
-            Some(Unschedulable::Leaving(departure)) => Some(departure.clone()),
+        let removal_state = match &reason {
+            Some(Unschedulable::Leaving(removal_state)) => Some(removal_state.clone()),
             _ => None,
         };
         self.report(reason).await;
-        match departure {
+        match removal_state {
             Some(ShimRemoval::Ready | ShimRemoval::Failed(_)) => self.begin_removal().await?,
             Some(_) => {}
             None => (self.failure, self.failures, self.retry_at) = (None, 0, None),
@@ -252,7 +252,7 @@ impl NodeActor {
         }
         // The heartbeat took its time: VMIs and the label may be others now.
         let node = within(self.nodes.get(&self.name)).await?;
-        let can_go = matches!(self.departure(), ShimRemoval::Ready | ShimRemoval::Failed(_));
+        let can_go = matches!(self.removal_state(), ShimRemoval::Ready | ShimRemoval::Failed(_));
         if leaving::is_leaving(&node) && can_go {
             let shim = self.shim.clone();
             self.removal = Some(tokio::spawn(async move { shim.remove().await }));
@@ -289,13 +289,13 @@ impl NodeActor {
         self.reported = reason;
     }
 
-    fn departure(&self) -> ShimRemoval {
+    fn removal_state(&self) -> ShimRemoval {
         if self.removal.is_some() {
             return ShimRemoval::Ready;
         }
-        let vmis = self.present.vmis.borrow().clone();
+        let vmis = self.shim_users.vmis.borrow().clone();
         let present = vmis.map(|vmis| match vmis.is_empty() {
-            true => self.present.launchers.names(),
+            true => self.shim_users.launchers.names(),
             false => vmis,
         });
         ShimRemoval::of(present.as_ref(), self.shim.is_installed(), self.failure.as_ref())
@@ -303,7 +303,7 @@ impl NodeActor {
 
     async fn unschedulable(&self, node: &Node) -> Result<Option<Unschedulable>, kube::Error> {
         if leaving::is_leaving(node) || self.removal.is_some() {
-            return Ok(Some(Unschedulable::Leaving(self.departure())));
+            return Ok(Some(Unschedulable::Leaving(self.removal_state())));
         }
         if !self.shim.is_installed() {
             return Ok(Some(Unschedulable::NoShim));
