@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use super::systemd::Systemd;
@@ -99,15 +100,18 @@ pub(crate) fn program() -> Result<PathBuf, Failure> {
 /// The paths that the file may have: for VMs of root, of this user, and of the users in `/etc/passwd`.
 pub(crate) fn files() -> BTreeSet<PathBuf> {
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let of_users = homes(&passwd).map(|home| home.join(".config").join(OF_USER));
-    let directories = [Some(SYSTEM.into()), user_directory()].into_iter().flatten();
-    let directories = directories.chain(of_users);
-    directories.map(|directory| directory.join(NAME)).collect()
+    let own = user_directory().map(|directory| directory.join(NAME));
+    of_machine(&passwd).chain(own).collect()
 }
 
-fn homes(passwd: &str) -> impl Iterator<Item = &Path> {
+/// The paths that the file has for VMs of root, and of the users in this text of `/etc/passwd`.
+fn of_machine(passwd: &str) -> impl Iterator<Item = PathBuf> {
     let homes = passwd.lines().filter_map(|user| user.split(':').nth(5));
-    homes.map(Path::new).filter(|home| home.is_absolute())
+    let homes = homes.map(Path::new).filter(|home| home.is_absolute());
+    let of_users = homes.map(|home| home.join(".config").join(OF_USER));
+    iter::once(PathBuf::from(SYSTEM))
+        .chain(of_users)
+        .map(|directory| directory.join(NAME))
 }
 
 /// True if a unit file with this text names the program.
@@ -201,11 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn homes_are_those_of_passwd() {
+    fn each_user_has_a_unit_file() {
         let passwd =
             "root:x:0:0:root:/root:/bin/bash\nu:x:1000:1000::/home/u:/bin/sh\nodd:x:1\nnone:x:2:2:::\n";
-        let found: Vec<_> = homes(passwd).collect();
-        assert_eq!(found, [Path::new("/root"), Path::new("/home/u")]);
+        let found: Vec<_> = of_machine(passwd).collect();
+        let expected = [
+            SYSTEM,
+            "/root/.config/systemd/user",
+            "/home/u/.config/systemd/user",
+        ];
+        assert_eq!(found, expected.map(|directory| Path::new(directory).join(NAME)));
     }
 
     #[test]
