@@ -89,7 +89,8 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
                     .map_err(|e| disks::refused(&field, &disk.id, &e))?;
             } else if queues > 1 && image.needs_one_engine() {
                 let error = format!(
-                    "direct I/O of its image has no blocks of {} bytes, which it needs for its {queues} queues",
+                    "the saved disk has {queues} queues, which need direct I/O in blocks of {} bytes: put the image on \
+                     storage that has it",
                     image.geometry().logical_block
                 );
                 return Err(disks::refused(&field, &disk.id, &io::Error::other(error)));

@@ -58,7 +58,7 @@ async fn a_disk_keeps_its_queues_whatever_alignment_its_image_needs() {
         match after.1 {
             Cache::None => {
                 let refused = outside.unwrap_err();
-                assert!(refused.message().contains("its 2 queues"), "{refused}");
+                assert!(refused.message().contains("has 2 queues"), "{refused}");
             }
             _ => drop(outside.unwrap()),
         }
