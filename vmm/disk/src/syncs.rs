@@ -41,7 +41,7 @@ impl Syncs {
     pub fn end(&self, number: u64, errno: i32) {
         let mut started = lock(&self.started);
         started.running.retain(|running| *running != number);
-        // Under the lock: whoever sees that the sync has ended also sees its error.
+        // The lock is held: a thread that sees the end of the sync also sees its error.
         if errno != 0 {
             self.errno.store(errno, Ordering::Relaxed);
             self.failed.fetch_add(1, Ordering::Relaxed);

@@ -36,7 +36,7 @@ const NAMES: &[(u32, &str)] = &[
     (62, "ITS_NO"),
 ];
 
-/// Bits that announce a weakness, RSBA and RRSBA: a guest misses them where they are new.
+/// RSBA and RRSBA: the processor has a weakness if the bit is set. A guest must have seen it.
 const WEAKNESSES: u64 = 1 << 2 | 1 << 19;
 /// SKIP_L1DFL_VMENTRY is for hypervisors, which need VMX.
 const FOR_HYPERVISORS: u64 = 1 << 3;
@@ -52,14 +52,15 @@ fn name(bit: u32) -> String {
 /// Checks the value `saved` of the MSR, which a guest with the CPUID `cpuid` has seen, against that of this host's KVM.
 ///
 /// # Errors
-/// Names all bits that the host lacks, and the weaknesses that the guest does not know of.
+/// Names all bits that the host lacks, and those of weaknesses that the guest has not seen.
 pub fn check_arch_capabilities(
     cpuid: &[kvm_cpuid_entry2],
     saved: u64,
     offered: u64,
 ) -> Result<(), CpuMismatch> {
-    let lacking = saved & !offered & !WEAKNESSES | offered & !saved & WEAKNESSES;
-    let lacking = lacking & !FOR_HYPERVISORS;
+    let lost = saved & !offered & !(WEAKNESSES | FOR_HYPERVISORS);
+    let new = offered & !saved & WEAKNESSES;
+    let lacking = lost | new;
     if lacking == 0 || !SHOWN.is_set(cpuid) {
         return Ok(());
     }
