@@ -217,7 +217,7 @@ async fn open_volumes(
             Some(saved) => {
                 let mut volumes = husk_volumes::open_saved(&plan, saved, scratch, paths, tell)?;
                 let disks = plan.disks.iter().zip(&mut volumes.disks);
-                disks.for_each(|(plan, open)| adapt_copied_disk(plan, open));
+                disks.for_each(|(plan, open)| adapt_copied_disk(plan.cache, open));
                 Ok(volumes)
             }
             None => husk_volumes::open(&plan, scratch, paths, tell),
@@ -347,12 +347,12 @@ impl VmmFailure {
             VmmFailure::Call(reason, status) => (reason, status),
         };
         let answered = !matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
-        let patience = if answered {
+        let limit = if answered {
             EXIT_AFTER_ANSWER_TIMEOUT
         } else {
             EXIT_TIMEOUT
         };
-        let exit = timeout(patience, vmm.wait()).await.ok().and_then(Result::ok);
+        let exit = timeout(limit, vmm.wait()).await.ok().and_then(Result::ok);
         match exit {
             Some(exit) if !answered => {
                 let final_status = FinalStatus::of_vmm(&exit, None);
