@@ -2,6 +2,7 @@
 
 mod process;
 mod saving;
+mod vsock;
 
 use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
@@ -21,13 +22,7 @@ use tonic::{Request, Response, Status};
 
 use super::fake_nic::FakeNic;
 pub use process::main;
-
-/// A port on which the guest echoes.
-pub const ACCEPTS: u32 = 7;
-/// A port on which nobody listens.
-pub const REFUSES: u32 = 8;
-/// A port that has the guest connect to the same port of the host, and tell what came of it.
-pub const ASKS: u32 = 5000;
+pub use vsock::{ACCEPTS, ASKS, REFUSES};
 
 const USER: i32 = pb::PauseReason::User as i32;
 const SNAPSHOT: i32 = pb::PauseReason::Snapshot as i32;
@@ -555,22 +550,7 @@ impl Vmm for Fake {
         &self,
         request: Request<pb::ConnectVsockRequest>,
     ) -> Result<Response<pb::ConnectVsockResponse>, Status> {
-        let pb::ConnectVsockRequest { port, stream } = request.into_inner();
-        let mut stream = UnixStream::from(OwnedFd::from(self.take(&stream.unwrap()).await?));
-        stream.set_nonblocking(false)?;
-        match port {
-            ACCEPTS => {
-                stream.write_all(b"OK 1073741824\n")?;
-                std::thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut { stream }));
-            }
-            ASKS => {
-                self.asking.lock().unwrap().push(stream);
-                let id = port.into();
-                self.vsock.send(pb::VsockRequest { id, port }).unwrap();
-            }
-            _ => return Err(Status::failed_precondition("no driver")),
-        }
-        Ok(Response::new(pb::ConnectVsockResponse {}))
+        self.connect(request.into_inner()).await
     }
 
     async fn vsock_requests(
@@ -587,15 +567,6 @@ impl Vmm for Fake {
         &self,
         request: Request<pb::AnswerVsockRequest>,
     ) -> Result<Response<pb::AnswerVsockResponse>, Status> {
-        let mut asking = self.asking.lock().unwrap().pop().unwrap();
-        match request.into_inner().stream {
-            Some(stream) => {
-                let mut stream = UnixStream::from(OwnedFd::from(self.take(&stream).await?));
-                stream.write_all(b"from the guest")?;
-                asking.write_all(b"accepted")?;
-            }
-            None => asking.write_all(b"refused")?,
-        }
-        Ok(Response::new(pb::AnswerVsockResponse {}))
+        self.answer(request.into_inner()).await
     }
 }
