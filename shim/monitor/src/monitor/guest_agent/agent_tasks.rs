@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 /// Time in which the guest may react to the power button alone, and time between two requests to the agent.
 const SHUTDOWN_EVERY: Duration = Duration::from_secs(5);
 
-/// The tasks that are not done yet.
+/// Requests to the guest agent that are not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct AgentTasks {
     paused: bool,
-    /// A paused VM goes on, and its clock is late.
+    /// The VM was paused and resumed, so its clock is late.
     clock_is_late: bool,
     /// The agent did not set the time, perhaps because file systems are frozen.
     time_refused: bool,
-    /// The VM goes on from a snapshot: its clock is late, and nobody has asked its agent yet.
+    /// The VM was restored from a snapshot, so its clock is late, and its agent was not asked yet.
     restored: bool,
     /// When the agent is asked to power off. `None` while the VM is not to end.
     shutdown_at: Option<Instant>,
 }
 
-/// A task.
+/// A request to the guest agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AgentTask {
     SetTime,
@@ -37,7 +37,7 @@ impl AgentTasks {
         }
     }
 
-    /// The tasks of a VM, which may go on from a snapshot.
+    /// The requests for a VM, which may be restored from a snapshot.
     pub(super) fn new(restored: bool) -> AgentTasks {
         AgentTasks {
             restored,
@@ -79,7 +79,7 @@ impl AgentTasks {
         }
     }
 
-    /// Takes a task that is due.
+    /// Takes a request that is due.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<AgentTask> {
         if std::mem::take(&mut self.clock_is_late) {
             return Some(AgentTask::SetTime);
