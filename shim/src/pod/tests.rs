@@ -198,6 +198,10 @@ async fn a_container_that_is_being_created_can_be_killed() {
             panic!("it runs")
         };
         assert_eq!(exit.status, status, "{signals:?}");
+        let (start, is_started) = oneshot::channel();
+        pod.start(ID, start);
+        let refused = is_started.await.unwrap().unwrap_err();
+        assert!(refused.to_string().contains("has ended already"), "{refused}");
         for topic in ["/tasks/create", "/tasks/exit"] {
             assert_eq!(events.recv().await.unwrap().topic, topic);
         }
