@@ -12,7 +12,7 @@ mod planted;
 
 use crate::checkout;
 use crate::progress::Progress;
-use crate::test::{Round, commit, record, time_spent};
+use crate::test::{Round, commit, record, store, time_spent};
 use anyhow::{Context, Result, bail};
 use libfuzzer::{Finding, Outcome};
 use std::num::NonZero;
@@ -39,7 +39,8 @@ pub struct Args {
     /// Run only this input, with the one target that is named
     #[arg(long, value_name = "FILE", requires = "filter")]
     input: Option<PathBuf>,
-    /// Replace the inputs in fuzz/corpus by a small set with the coverage of all, and fuzz nothing
+    /// Replace the inputs in fuzz/corpus by a small set with the coverage of all, move the log of rounds to fuzz/rounds,
+    /// and fuzz nothing
     #[arg(long, conflicts_with = "input")]
     minimise: bool,
     /// Plant a bug for each of ten targets, and run each until it has found the bug
@@ -84,6 +85,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.minimise {
         for target in &targets {
             println!("{target}: {}", corpus::minimise(&folder.join(target), target)?);
+            store(&round_name(target))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -140,7 +142,7 @@ fn targets(filter: Option<&str>) -> Result<Vec<String>> {
 fn least_fuzzed_first(targets: Vec<String>) -> Result<Vec<String>> {
     let mut timed: Vec<_> = targets
         .into_iter()
-        .map(|target| Ok((time_spent(&format!("fuzz-{target}"))?, target)))
+        .map(|target| Ok((time_spent(&round_name(&target))?, target)))
         .collect::<Result<_>>()?;
     timed.sort();
     Ok(timed.into_iter().map(|(_, target)| target).collect())
@@ -167,10 +169,7 @@ fn fuzz(
             let corpus = corpus::working(target)?;
             let outcome = libfuzzer::run(&folder.join(target), target, &corpus, seconds, seed)?;
             println!("{target}: {outcome}");
-            record(
-                &format!("fuzz-{target}"),
-                &round(&outcome, seed, &commit, started),
-            )?;
+            record(&round_name(target), &round(&outcome, seed, &commit, started))?;
             findings.extend(outcome.finding);
         }
     };
@@ -186,6 +185,11 @@ fn fuzz(
         }
         Ok(findings)
     })
+}
+
+/// Name of a target in the log of rounds.
+fn round_name(target: &str) -> String {
+    format!("fuzz-{target}")
 }
 
 fn round(outcome: &Outcome, seed: u32, commit: &str, started: jiff::Timestamp) -> Round {

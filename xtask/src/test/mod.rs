@@ -29,7 +29,7 @@ use std::time::Duration;
 use suite::{Suite, Tier};
 
 pub use reboot::{Args as RebootArgs, run as reboot};
-pub use rounds::{Round, commit, record, time_spent};
+pub use rounds::{Round, commit, record, store, time_spent};
 pub use soak::{Args as SoakArgs, run as soak};
 pub use unit::with_lints;
 

@@ -1,14 +1,16 @@
-//! Results of tests with random seeds, which accumulate over runs in `target/rounds/`.
+//! Results of tests with random seeds, which accumulate over runs in `target/rounds/`. Those of the fuzz targets are moved
+//! to `fuzz/rounds/`, which is under version control.
 
 use crate::checkout;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Result of one round, a line of `target/rounds/CASE.jsonl`.
+/// Result of one round, a line of `CASE.jsonl`.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     pub seed: u32,
@@ -32,43 +34,80 @@ pub struct Round {
 
 /// Appends `round` to the file of `case`.
 pub fn record(case: &str, round: &Round) -> Result<()> {
-    append(&folder()?.join(format!("{case}.jsonl")), round)
+    append(&file(&folder()?, case), std::slice::from_ref(round))
+}
+
+/// Moves the rounds of a fuzz target to the folder under version control.
+pub fn store(case: &str) -> Result<()> {
+    store_in(&folder()?, &stored()?, case)
+}
+
+fn store_in(folder: &Path, stored: &Path, case: &str) -> Result<()> {
+    let new = file(folder, case);
+    let rounds = read(&new)?;
+    if rounds.is_empty() {
+        return Ok(());
+    }
+    append(&file(stored, case), &rounds)?;
+    std::fs::remove_file(&new).with_context(|| format!("cannot remove {}", new.display()))
 }
 
 /// Time that all rounds of `case` took.
 pub fn time_spent(case: &str) -> Result<Duration> {
-    time_spent_in(&folder()?, case)
+    time_spent_in(&[folder()?, stored()?], case)
 }
 
-fn time_spent_in(folder: &Path, case: &str) -> Result<Duration> {
-    let path = folder.join(format!("{case}.jsonl"));
-    let rounds = if path.exists() { read(&path)? } else { Vec::new() };
-    let seconds = rounds.iter().map(|round| round.seconds).sum();
+fn time_spent_in(folders: &[PathBuf], case: &str) -> Result<Duration> {
+    let seconds = read_all(folders, case)?.iter().map(|round| round.seconds).sum();
     Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
 /// One line for each case that has recorded rounds: the number that passed and failed, the total of kills
 /// and of inputs, and hours.
 pub fn totals() -> Result<String> {
-    totals_of(&folder()?)
+    totals_of(&[folder()?, stored()?])
 }
 
 fn folder() -> Result<PathBuf> {
     checkout::folder(checkout::target().join("rounds"))
 }
 
-fn append(path: &Path, round: &Round) -> Result<()> {
-    let mut line = serde_json::to_string(round)?;
-    line.push('\n');
+fn stored() -> Result<PathBuf> {
+    checkout::folder(checkout::root().join("fuzz/rounds"))
+}
+
+fn file(folder: &Path, case: &str) -> PathBuf {
+    folder.join(format!("{case}.jsonl"))
+}
+
+fn append(path: &Path, rounds: &[Round]) -> Result<()> {
+    let mut lines = String::new();
+    for round in rounds {
+        lines.push_str(&serde_json::to_string(round)?);
+        lines.push('\n');
+    }
     std::fs::File::options()
         .create(true)
         .append(true)
         .open(path)
-        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .and_then(|mut file| file.write_all(lines.as_bytes()))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// The rounds of `case` in all `folders`.
+fn read_all(folders: &[PathBuf], case: &str) -> Result<Vec<Round>> {
+    let mut rounds = Vec::new();
+    for folder in folders {
+        rounds.extend(read(&file(folder, case))?);
+    }
+    Ok(rounds)
+}
+
+/// The rounds in a file; none if it does not exist.
 fn read(path: &Path) -> Result<Vec<Round>> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
     let text = std::fs::read_to_string(path)?;
     let rounds = text.lines().map(serde_json::from_str);
     rounds
@@ -76,18 +115,17 @@ fn read(path: &Path) -> Result<Vec<Round>> {
         .with_context(|| format!("{} is damaged", path.display()))
 }
 
-fn totals_of(folder: &Path) -> Result<String> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    files.sort();
+fn totals_of(folders: &[PathBuf]) -> Result<String> {
+    let mut cases = BTreeSet::new();
+    for folder in folders {
+        let files = std::fs::read_dir(folder)?.flatten();
+        cases.extend(
+            files.filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".jsonl")?.to_owned())),
+        );
+    }
     let mut text = String::new();
-    for file in files
-        .iter()
-        .filter(|file| file.extension().is_some_and(|end| end == "jsonl"))
-    {
-        let rounds = read(file)?;
+    for case in cases {
+        let rounds = read_all(folders, &case)?;
         let count = |outcome: &str| rounds.iter().filter(|round| round.outcome == outcome).count();
         let seconds: f64 = rounds.iter().map(|round| round.seconds).sum();
         let kills = match rounds.iter().filter_map(|round| round.kills).sum::<u32>() {
@@ -99,8 +137,7 @@ fn totals_of(folder: &Path) -> Result<String> {
             inputs => format!("{inputs} inputs, "),
         };
         text.push_str(&format!(
-            "{}: {} rounds, {} passed, {} failed, {kills}{inputs}{:.1} h\n",
-            file.file_stem().unwrap_or_default().to_string_lossy(),
+            "{case}: {} rounds, {} passed, {} failed, {kills}{inputs}{:.1} h\n",
             rounds.len(),
             count("passed"),
             count("failed"),
@@ -141,7 +178,7 @@ mod tests {
                 seconds: 1800.0,
                 ..Round::default()
             };
-            append(&path, &round).expect("written");
+            append(&path, &[round]).expect("written");
         }
         let text = std::fs::read_to_string(&path).expect("read");
         assert_eq!(
@@ -150,11 +187,12 @@ mod tests {
                 r#"{"seed":7,"commit":"0123456789ab","outcome":"passed","started":"2026-01-02T03:04:05Z","seconds":1800.0}"#
             )
         );
+        let folders = [folder.path().to_owned()];
         assert_eq!(
-            totals_of(folder.path()).expect("read"),
+            totals_of(&folders).expect("read"),
             "soak-raw: 3 rounds, 2 passed, 1 failed, 1.5 h\n"
         );
-        let spent = |case| time_spent_in(folder.path(), case).expect("read");
+        let spent = |case| time_spent_in(&folders, case).expect("read");
         assert_eq!(spent("soak-raw"), Duration::from_secs(5400));
         assert_eq!(spent("never"), Duration::ZERO);
         let kills = Round {
@@ -163,12 +201,35 @@ mod tests {
             ..Round::default()
         };
         for _ in 0..2 {
-            append(&folder.path().join("kills.jsonl"), &kills).expect("written");
+            append(&folder.path().join("kills.jsonl"), std::slice::from_ref(&kills)).expect("written");
         }
-        let totals = totals_of(folder.path()).expect("read");
+        let totals = totals_of(&folders).expect("read");
         assert_eq!(
             totals.lines().next(),
             Some("kills: 2 rounds, 2 passed, 0 failed, 80 kills, 0.0 h")
         );
+    }
+
+    #[test]
+    fn stored_rounds_count_with_later_ones() {
+        let [new, stored] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let folders = [new.path().to_owned(), stored.path().to_owned()];
+        let round = Round {
+            outcome: "passed".to_owned(),
+            seconds: 60.0,
+            ..Round::default()
+        };
+        for total in [60, 120] {
+            append(&file(new.path(), "fuzz-blk"), std::slice::from_ref(&round)).expect("written");
+            store_in(new.path(), stored.path(), "fuzz-blk").expect("stored");
+            let spent = time_spent_in(&folders, "fuzz-blk").expect("read");
+            assert_eq!(spent, Duration::from_secs(total));
+        }
+        append(&file(new.path(), "fuzz-blk"), &[round]).expect("written");
+        let totals = totals_of(&folders).expect("read");
+        assert_eq!(totals, "fuzz-blk: 3 rounds, 3 passed, 0 failed, 0.1 h\n");
+        // A target that has not run has nothing to store.
+        store_in(new.path(), stored.path(), "fuzz-scsi").expect("nothing to do");
+        assert!(!file(stored.path(), "fuzz-scsi").exists());
     }
 }
