@@ -94,12 +94,14 @@ impl Guest<'_> {
         }
     }
 
-    /// The command of the least program that boots the kernel. Its guest ends by a reset of the keyboard controller.
-    pub fn floor(&self, files: &BenchFiles) -> Vmm {
+    /// The command of the least program that boots the kernel, with a NIC if a tap is given. Its guest ends by a reset of
+    /// the keyboard controller.
+    pub fn floor(&self, files: &BenchFiles, tap: Option<&str>) -> Vmm {
         let mut command = program(&files.folder.join(FLOOR_PROGRAM));
         command.arg(&files.kernel).arg(&files.initrd);
         command.arg(self.mib.to_string());
         command.arg(format!("{} panic=1 reboot=k", self.append.unwrap_or_default()));
+        command.args(tap);
         self.vmm(files, command)
     }
 

@@ -68,7 +68,7 @@ impl Vmm {
             Self::Microvm => Ok(guest.qemu("microvm,rtc=on", files)),
             Self::Q35 => Ok(guest.qemu("q35", files)),
             Self::Peer(peer) => peer.ready(guest, files, &Devices::default()),
-            Self::Floor => Ok(guest.floor(files)),
+            Self::Floor => Ok(guest.floor(files, None)),
         }
     }
 

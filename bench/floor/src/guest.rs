@@ -1,6 +1,7 @@
 //! The guest: memory, boot protocol and exits.
 
 use crate::acpi;
+use crate::nic::Nic;
 use anyhow::{Context, Result, bail, ensure};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_pit_config, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -9,6 +10,7 @@ use linux_loader::loader::elf::start_info::{hvm_memmap_table_entry, hvm_modlist_
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use std::fs::File;
 use std::io::{self, Stdout};
+use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, ReadVolatile};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
@@ -56,10 +58,11 @@ impl Trigger for Interrupt {
 pub struct Guest {
     vcpu: VcpuFd,
     /// When it is closed, KVM no longer delivers the serial port's interrupt.
-    _vm: VmFd,
+    vm: Arc<VmFd>,
     memory: GuestMemoryMmap,
     size: u64,
     serial: Serial<Interrupt, NoEvents, Stdout>,
+    nic: Option<Nic>,
 }
 
 impl Guest {
@@ -101,11 +104,18 @@ impl Guest {
         vm.register_irqfd(&interrupt, COM1_IRQ)?;
         Ok(Self {
             vcpu,
-            _vm: vm,
+            vm: Arc::new(vm),
             memory,
             size,
             serial: Serial::new(Interrupt(interrupt), io::stdout()),
+            nic: None,
         })
+    }
+
+    /// Adds a PCI bus with a NIC for the tap `name`.
+    pub fn with_tap(mut self, name: &str) -> Result<Self> {
+        self.nic = Some(Nic::new(name, Arc::clone(&self.vm), self.memory.clone())?);
+        Ok(self)
     }
 
     /// Loads a kernel and its initrd, and sets the registers of the entry point.
@@ -202,6 +212,8 @@ impl Guest {
                         self.serial
                             .write(register, *value)
                             .map_err(|error| anyhow::anyhow!("ttyS0: {error:?}"))?;
+                    } else if let Some(nic) = &mut self.nic {
+                        nic.write(port, data)?;
                     }
                 }
                 Ok(VcpuExit::IoIn(port, data)) => {
@@ -209,10 +221,20 @@ impl Guest {
                     data.fill(if port == RTC_DATA { 0 } else { 0xff });
                     if let (Some(register), Some(value)) = (register(port), data.first_mut()) {
                         *value = self.serial.read(register);
+                    } else if let Some(nic) = &self.nic {
+                        nic.read(port, data);
                     }
                 }
-                Ok(VcpuExit::MmioRead(_, data)) => data.fill(0xff),
-                Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => {}
+                Ok(VcpuExit::MmioRead(address, data)) => match &self.nic {
+                    Some(nic) => nic.read_memory(address, data),
+                    None => data.fill(0xff),
+                },
+                Ok(VcpuExit::MmioWrite(address, data)) => {
+                    if let Some(nic) = &mut self.nic {
+                        nic.write_memory(address, data);
+                    }
+                }
+                Ok(VcpuExit::Intr) => {}
                 Ok(exit) => bail!("the guest ended: {exit:?}"),
                 Err(error) if error.errno() == libc::EINTR => {}
                 Err(error) => return Err(error).context("KVM_RUN"),

@@ -3,7 +3,7 @@
 use super::wire;
 use crate::bench_files::BenchFiles;
 use crate::cases::BenchCase;
-use crate::guest::{Guest, SCRIPT, Vmm};
+use crate::guest::{FLOOR, Guest, SCRIPT, Vmm};
 use crate::peers::{Devices, Peer};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub enum Case {
     /// Cloud Hypervisor.
     #[value(name = "cloud-hypervisor")]
     CloudHypervisor,
+    /// `husk-floor`: the least that moves frames in user space.
+    #[value(name = "floor")]
+    Floor,
 }
 
 /// Number of processors of every guest.
@@ -66,6 +69,7 @@ impl BenchCase for Case {
             Self::Q35Vhost => "qemu-q35-vhost",
             Self::Firecracker => "firecracker",
             Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Floor => FLOOR,
         }
     }
 
@@ -106,10 +110,14 @@ impl Case {
             return Ok(vmm);
         }
         if self.makes_bridge() {
-            self.husk(files)
-        } else {
-            Ok(self.qemu(files))
+            return self.husk(files);
         }
+        let mut vmm = match self {
+            Self::Floor => GUEST.floor(files, Some(wire::TAP)),
+            _ => self.qemu(files),
+        };
+        vmm.command = under(wire::within(&wire::pod()), &vmm.command);
+        Ok(vmm)
     }
 
     fn husk(self, files: &BenchFiles) -> Result<Vmm> {
@@ -137,7 +145,6 @@ impl Case {
         vmm.command
             .args(["-netdev", &tap])
             .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
-        vmm.command = under(wire::within(&wire::pod()), &vmm.command);
         vmm
     }
 }
@@ -167,8 +174,17 @@ mod tests {
 
     #[test]
     fn husks_cases_differ_as_their_names_say() {
-        let [husk, husk_vhost, q35, q35_vhost] =
-            [Case::Husk, Case::HuskVhost, Case::Q35, Case::Q35Vhost].map(words);
+        let [husk, husk_vhost, q35, q35_vhost, floor] = [
+            Case::Husk,
+            Case::HuskVhost,
+            Case::Q35,
+            Case::Q35Vhost,
+            Case::Floor,
+        ]
+        .map(words);
+        assert!(
+            floor.contains("husk-bench-pod") && floor.contains("husk-floor\"") && floor.contains("\"tap0\"")
+        );
         assert!(husk.contains("nodev") && !husk_vhost.contains("nodev"));
         for words in [husk, husk_vhost] {
             assert!(

@@ -8,6 +8,7 @@ mod wire;
 
 use super::bench_files::Sources;
 use super::cases;
+use super::guest::FLOOR_PROGRAM;
 use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::{self, Record};
@@ -35,6 +36,9 @@ pub struct Args {
     /// Count instructions in place of time, in a machine for each case: the load of this machine has no influence
     #[arg(long)]
     icount: bool,
+    /// Also measure the least program that moves frames in user space
+    #[arg(long)]
+    floor: bool,
     #[command(flatten)]
     peers: Peers,
     /// One short round without warm-up, which only shows that the benchmark works
@@ -71,7 +75,11 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::on_stderr();
     let [ip, ethtool] = TOOLS;
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, ip, ethtool])?;
-    let mut sources = Sources::new(IMAGE, "vmlinux", &[NETLOAD])?;
+    let mut cases = cases::chosen(&args.only, &args.peers);
+    cases.retain(|case| *case != Case::Floor || args.floor || args.only.contains(case));
+    let mut programs = vec![NETLOAD];
+    programs.extend(cases.contains(&Case::Floor).then_some(FLOOR_PROGRAM));
+    let mut sources = Sources::new(IMAGE, "vmlinux", &programs)?;
     sources.peers = args.peers.staged()?;
     let (ramp_ms, time_ms) = match (args.icount, args.quick) {
         (true, _) => (100, 400),
@@ -81,7 +89,7 @@ pub fn run(args: Args) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
     let plan = Plan {
         sources,
-        cases: cases::chosen(&args.only, &args.peers),
+        cases,
         only: args.load.clone(),
         rounds: if args.quick { 1 } else { rounds },
         ramp_ms,
