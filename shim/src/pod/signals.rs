@@ -8,13 +8,13 @@ use super::task_error::TaskError;
 /// Maximum time for the end of a VM that was killed.
 pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
 
-const SIGINT: u32 = 2;
-const SIGQUIT: u32 = 3;
 pub(super) const SIGKILL: u32 = 9;
 const SIGTERM: u32 = 15;
-const SIGPWR: u32 = 30;
-/// SIGRTMIN+3, the stop signal of images with systemd.
-const HALT: u32 = 37;
+/// Signals that by default do not end a process (signal(7)): SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
+/// SIGURG and SIGWINCH.
+const NOT_ENDING: [u32; 8] = [17, 18, 19, 20, 21, 22, 23, 28];
+/// SIGRTMAX.
+const LAST_SIGNAL: u32 = 64;
 /// Base of the exit status of a process that a signal killed.
 const BY_SIGNAL: u32 = 128;
 
@@ -32,7 +32,8 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
     match signal {
         0 => Ok(SignalAction::Nothing),
         SIGKILL => Ok(SignalAction::Kill),
-        SIGTERM | SIGINT | SIGQUIT | SIGPWR | HALT => Ok(SignalAction::PowerButton),
+        // An image may name any of them as its stop signal.
+        1..=LAST_SIGNAL if !NOT_ENDING.contains(&signal) => Ok(SignalAction::PowerButton),
         _ => Err(TaskError::invalid(format!(
             "signal {signal} is not supported for a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
         ))),
@@ -84,11 +85,18 @@ mod tests {
             [0, 9, 15].map(|signal| orderly_exit_status(signal).unwrap()),
             [None, Some(137), Some(0)]
         );
-        assert!(
-            signal_action(28)
-                .unwrap_err()
-                .to_string()
-                .contains("signal 28 is not supported")
-        );
+        for signal in [28, 65] {
+            let error = signal_action(signal).unwrap_err().to_string();
+            assert!(error.contains("is not supported"), "{error}");
+        }
+    }
+
+    #[test]
+    fn any_stop_signal_of_an_image_ends_its_container() {
+        // SIGHUP, SIGUSR1, SIGPWR and SIGRTMIN+3.
+        for signal in [1, 10, 30, 37] {
+            assert_eq!(signal_action(signal).unwrap(), SignalAction::PowerButton);
+            assert_eq!(signal_exit_status(signal).unwrap(), Some(128 + signal));
+        }
     }
 }
