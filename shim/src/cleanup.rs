@@ -9,7 +9,7 @@ use containerd_shim_protos::ttrpc::context;
 use husk_monitor::state::RuntimeDir;
 use tokio::time::timeout;
 
-use crate::bootstrap::{Address, Flags};
+use crate::bootstrap::{self, Address, Flags};
 use crate::bundle;
 use crate::mount;
 use crate::pod::{cgroup_of, rootfs_of};
@@ -38,7 +38,8 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
         if spec::role(&spec, None).is_ok() {
             let group = bundle::group(&bundle).ok().flatten();
             let group = group.unwrap_or_else(|| flags.id.clone());
-            let address = Address::of(None, &flags.address, &flags.namespace, &group);
+            let address = bootstrap::address_in(&bundle)
+                .unwrap_or_else(|| Address::of(None, &flags.address, &flags.namespace, &group));
             match address.is_served() {
                 // containerd has given up this container, and if it is the sandbox, the pod.
                 true => release_container(&address.to_string(), &flags.id, group == flags.id),

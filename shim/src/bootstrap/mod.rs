@@ -6,6 +6,7 @@ mod params;
 mod socket;
 
 use std::fs;
+use std::path::Path;
 
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
@@ -17,6 +18,9 @@ pub(crate) use launch::LISTENING;
 use params::Params;
 pub(crate) use params::TTRPC_ADDRESS;
 pub(crate) use socket::Address;
+
+/// The file of a bundle with the address of its shim.
+const ADDRESS: &str = "address";
 
 /// `start`: returns the reply. A pod's containers share the process of the first.
 pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
@@ -34,9 +38,15 @@ pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
         launch::launch(flags, &params, &bundle, &address)?;
     }
     // containerd 1.7 reads this file after a restart. Later versions store the reply.
-    let kept = bundle.join("address");
+    let kept = bundle.join(ADDRESS);
     fs::write(&kept, address.to_string()).map_err(|error| format!("{}: {error}", kept.display()))?;
     params.reply(&address.to_string())
+}
+
+/// The address that [`start`] wrote to a bundle. Only `start` gets the directory of sockets from containerd.
+pub(crate) fn address_in(bundle: &Path) -> Option<Address> {
+    let address = fs::read_to_string(bundle.join(ADDRESS)).ok()?;
+    address.strip_prefix("unix://").map(Address::at)
 }
 
 /// `-info`: describes this runtime.
@@ -51,4 +61,18 @@ pub(crate) fn info() -> Result<Vec<u8>, String> {
         ..RuntimeInfo::default()
     };
     info.write_to_bytes().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_names_the_socket_of_its_shim() {
+        let bundle = tempfile::tempdir().unwrap();
+        assert_eq!(address_in(bundle.path()), None);
+        let address = Address::of(Some("/run/other"), "/run/c.sock", "default", "a");
+        fs::write(bundle.path().join(ADDRESS), address.to_string()).unwrap();
+        assert_eq!(address_in(bundle.path()), Some(address));
+    }
 }
