@@ -1,5 +1,6 @@
 //! The installed KubeVirt, as the operator reports it, and its feature gates.
 
+use std::fmt;
 use std::pin::pin;
 
 use futures_util::{Stream, TryStreamExt};
@@ -9,6 +10,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::watching::{WatchError, backoff, stopped};
 
@@ -19,23 +21,58 @@ const KNOWN: [(u32, u32); 1] = [(1, 9)];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubeVirtVersion(String);
 
-impl KubeVirtVersion {
-    /// Returns the version that runs in the cluster, or the reason why there is none.
-    ///
-    /// # Errors
-    /// The API server does not answer.
-    pub async fn installed(client: &Client) -> Result<Result<KubeVirtVersion, String>, kube::Error> {
-        let Some(objects) = objects(client).await? else {
-            return Ok(Err("KubeVirt is not installed".to_owned()));
-        };
-        let versions = objects.iter().filter_map(|object| {
-            let version = &object.data["status"]["observedKubeVirtVersion"];
-            version.as_str().filter(|version| !version.is_empty())
-        });
-        let version = versions.map(|version| KubeVirtVersion(version.to_owned())).next();
-        Ok(version.ok_or_else(|| "the KubeVirt object does not report a version yet".to_owned()))
+/// The KubeVirt of a cluster.
+pub struct InstalledKubeVirt {
+    client: Client,
+    /// What the API server answered last.
+    last: Option<Result<KubeVirtVersion, String>>,
+}
+
+impl fmt::Debug for InstalledKubeVirt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InstalledKubeVirt")
+            .field("last", &self.last)
+            .finish_non_exhaustive()
+    }
+}
+
+impl InstalledKubeVirt {
+    /// The KubeVirt of this client's cluster.
+    #[must_use]
+    pub fn new(client: Client) -> InstalledKubeVirt {
+        InstalledKubeVirt { client, last: None }
     }
 
+    /// Returns the version that runs in the cluster, or the reason why there is none. If the API server cannot say, that
+    /// is the version as of before: a node whose heartbeats stop is taken for dead.
+    ///
+    /// # Errors
+    /// KubeVirt is not installed, is about to be, or is not known.
+    pub async fn version(&mut self) -> Result<KubeVirtVersion, String> {
+        let objects = match objects(&self.client).await {
+            Ok(objects) => objects,
+            Err(error) => {
+                warn!(%error, "the KubeVirt objects cannot be read");
+                let unknown = || Err(format!("the KubeVirt objects cannot be read: {error}"));
+                return self.last.clone().unwrap_or_else(unknown);
+            }
+        };
+        let version = match objects {
+            None => Err("KubeVirt is not installed".to_owned()),
+            Some(objects) => {
+                let versions = objects.iter().filter_map(|object| {
+                    let version = &object.data["status"]["observedKubeVirtVersion"];
+                    version.as_str().filter(|version| !version.is_empty())
+                });
+                let version = versions.map(|version| KubeVirtVersion(version.to_owned())).next();
+                version.ok_or_else(|| "the KubeVirt object does not report a version yet".to_owned())
+            }
+        };
+        self.last.insert(version).clone()
+    }
+}
+
+impl KubeVirtVersion {
     /// Checks that the agent knows the version.
     ///
     /// # Errors
@@ -224,5 +261,18 @@ mod tests {
         }
         stop.send_replace(true);
         following.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_version_stays_known_while_the_server_does_not_answer() {
+        let server = ApiServer::default();
+        server.hang_kubevirt(true);
+        let mut installed = InstalledKubeVirt::new(server.client());
+        let unknown = installed.version().await.unwrap_err();
+        assert!(unknown.contains("cannot be read"), "{unknown}");
+        server.hang_kubevirt(false);
+        assert_eq!(installed.version().await.unwrap().0, "v1.9.0");
+        server.hang_kubevirt(true);
+        assert_eq!(installed.version().await.unwrap().0, "v1.9.0");
     }
 }

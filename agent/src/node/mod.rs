@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
-pub use kubevirt::{KubeVirtVersion, configuration_version, follow_gate};
+pub use kubevirt::{InstalledKubeVirt, configuration_version, follow_gate};
 pub use leaving::{LauncherPods, NodeShim, ShimRemoval, ShimUsers};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
@@ -127,7 +127,7 @@ impl Unschedulable {
 /// The actor that keeps the Node object.
 pub struct NodeActor {
     name: String,
-    client: Client,
+    kubevirt: InstalledKubeVirt,
     nodes: Api<Node>,
     events: EventSender,
     /// The device plugins, by name: true while the kubelet knows them.
@@ -171,7 +171,7 @@ impl NodeActor {
         NodeActor {
             nodes: Api::all(client.clone()),
             name,
-            client,
+            kubevirt: InstalledKubeVirt::new(client),
             events,
             plugins,
             foreign,
@@ -223,7 +223,7 @@ impl NodeActor {
     /// Updates the Node. Returns whether VMIs are scheduled on it.
     async fn update(&mut self) -> Result<bool, kube::Error> {
         let node = within(self.nodes.get(&self.name)).await?;
-        let reason = self.unschedulable(&node).await?;
+        let reason = self.unschedulable(&node).await;
         let schedulable = reason.is_none();
         // The labels come first, so that a launcher pod finds the node as soon as it is schedulable.
         self.label(node.metadata).await?;
@@ -301,16 +301,16 @@ impl NodeActor {
         ShimRemoval::of(present.as_ref(), self.shim.is_installed(), self.failure.as_ref())
     }
 
-    async fn unschedulable(&self, node: &Node) -> Result<Option<Unschedulable>, kube::Error> {
+    async fn unschedulable(&mut self, node: &Node) -> Option<Unschedulable> {
         if leaving::is_leaving(node) || self.removal.is_some() {
-            return Ok(Some(Unschedulable::Leaving(self.removal_state())));
+            return Some(Unschedulable::Leaving(self.removal_state()));
         }
         if !self.shim.is_installed() {
-            return Ok(Some(Unschedulable::NoShim));
+            return Some(Unschedulable::NoShim);
         }
-        let version = KubeVirtVersion::installed(&self.client).await?;
+        let version = self.kubevirt.version().await;
         if let Err(reason) = version.and_then(|version| version.check()) {
-            return Ok(Some(Unschedulable::KubeVirt(reason)));
+            return Some(Unschedulable::KubeVirt(reason));
         }
         let missing = self
             .plugins
@@ -318,10 +318,10 @@ impl NodeActor {
             .filter(|(_, registered)| !*registered.borrow());
         let missing: Vec<_> = missing.map(|(name, _)| *name).collect();
         if !missing.is_empty() {
-            return Ok(Some(Unschedulable::Plugins(missing)));
+            return Some(Unschedulable::Plugins(missing));
         }
         let foreign = self.foreign.borrow().clone();
-        Ok((!foreign.is_empty()).then_some(Unschedulable::Foreign(foreign)))
+        (!foreign.is_empty()).then_some(Unschedulable::Foreign(foreign))
     }
 
     async fn beat_and_log(&mut self, schedulable: bool) {

@@ -135,9 +135,9 @@ impl ApiServer {
         self.state().hangs = true;
     }
 
-    /// Answers no request for KubeVirt objects from now on.
-    pub fn hang_kubevirt(&self) {
-        self.state().kubevirt_hangs = true;
+    /// Answers no request for KubeVirt objects from now on, or all again.
+    pub fn hang_kubevirt(&self, hangs: bool) {
+        self.state().kubevirt_hangs = hangs;
     }
 
     /// Number of requests for the server's version.
@@ -210,6 +210,7 @@ impl ApiServer {
                     "apiVersion": "kubevirt.io/v1",
                     "kind": "KubeVirt",
                     "metadata": {"name": "kubevirt", "resourceVersion": "3"},
+                    "status": {"observedKubeVirtVersion": "v1.9.0"},
                 }],
             })),
             Method::GET => success(&json!({

@@ -8,7 +8,7 @@ use super::*;
 #[tokio::test]
 async fn slow_list_of_kubevirt_objects_does_not_fail_health() {
     let agent = Agent::start().await;
-    agent.api.hang_kubevirt();
+    agent.api.hang_kubevirt(true);
     let (code, _, body) = agent.get("/healthz").await;
     assert_eq!(code, 200, "{body}");
     let body: Value = serde_json::from_str(&body).unwrap();
