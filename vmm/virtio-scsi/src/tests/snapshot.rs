@@ -1,8 +1,11 @@
 //! A controller that is saved, and continues in one that is built anew.
 
+use std::os::unix::fs::OpenOptionsExt;
+
 use husk_devices::component::testing::{mutate, mutation};
 use husk_devices::component::{ComponentState, RestoreError};
 use husk_disk::CacheMode;
+use husk_disk::testing::CallKind;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -91,6 +94,42 @@ fn held_and_waiting_requests_continue_in_their_order() {
     script.finish(Guest::made(&script, 2)[1].tag, Ok(()));
     let (head, used) = guest.request[0].wait();
     assert!(head == second && guest.ended(other, used).good());
+}
+
+#[test]
+fn a_held_request_that_switches_the_cache_off_flushes_it_again() {
+    // Through the page cache, a failed flush would be final.
+    let units = || {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len(BLOCKS * 512).unwrap();
+        let mut direct = File::options();
+        direct.read(true).write(true).custom_flags(libc::O_DIRECT);
+        let options = DiskOptions {
+            error_policy: ErrorPolicy::Stop,
+            cache: CacheMode::None,
+            ..DiskOptions::default()
+        };
+        let file = direct.open(file.path()).unwrap();
+        vec![unit("first", at(0, 0), open(&file, options))]
+    };
+    let (engine, script) = BackendScript::engine(8);
+    let mut guest = Guest::with(engine, units(), true);
+    guest.settle(0, 0);
+    // MODE SELECT (6): caching page without WCE.
+    guest.put(DATA, &[&[0, 0, 0, 0, 8, 18][..], &[0; 18]].concat());
+    let (head, response) = guest.add(at(0, 0), &[0x15, 0x10, 0, 0, 24, 0], &[(DATA, 24, 0)]);
+    guest.request[0].kick();
+    script.finish(Guest::made(&script, 1)[0].tag, Err(libc::EIO));
+    let stops = Arc::clone(&guest.stops);
+    wait_for("the owner's call", || stops.lock().unwrap().pop());
+
+    let (engine, script) = BackendScript::engine(8);
+    guest.reload_on(units(), engine);
+    let again = Guest::made(&script, 1)[0];
+    assert_eq!((again.what, guest.request[0].used()), (CallKind::Sync, None));
+    script.finish(again.tag, Ok(()));
+    let (used, len) = guest.request[0].wait();
+    assert!(used == head && guest.ended(response, len).good());
 }
 
 #[test]

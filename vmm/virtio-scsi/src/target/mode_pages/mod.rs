@@ -7,8 +7,7 @@ use super::mode_parameters::Modes;
 use super::properties::DeviceKind;
 use super::sense::Sense;
 use super::step::{ScsiCommand, Step};
-use super::task::Work;
-use super::task::answer;
+use super::task::{Procedure, Work, answer};
 
 /// Page codes.
 const ERROR_RECOVERY: u8 = 0x01;
@@ -176,14 +175,30 @@ pub(crate) fn select(
 
 fn select_list(unit: &mut LogicalUnit, cdb: &Cdb, list: &[u8]) -> Result<Work, CommandError> {
     let modes = parse(unit, cdb.opcode() == 0x15, list)?;
-    let flush = unit.modes.write_cache && !modes.write_cache;
+    if unit.modes.write_cache && !modes.write_cache {
+        let flushed = false;
+        return Ok(Work::Run(Box::new(CacheOff { modes, flushed })));
+    }
     unit.modes = modes;
-    // Data in the cache must be as durable as later writes when the cache is switched off.
-    Ok(if flush {
-        Work::Once(Step::Flush)
-    } else {
-        Work::Done
-    })
+    Ok(Work::Done)
+}
+
+/// Flushes the cache, then sets modes that switch it off: data in the cache must be as durable as later writes.
+#[derive(Debug)]
+struct CacheOff {
+    modes: Modes,
+    flushed: bool,
+}
+
+impl Procedure for CacheOff {
+    fn advance(&mut self, unit: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, CommandError> {
+        if !self.flushed {
+            self.flushed = true;
+            return Ok(Work::Once(Step::Flush));
+        }
+        unit.modes = self.modes;
+        Ok(Work::Done)
+    }
 }
 
 /// Checks a parameter list and returns the new values.

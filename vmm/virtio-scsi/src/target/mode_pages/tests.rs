@@ -98,6 +98,16 @@ fn the_cache_can_be_switched_off_and_on() {
 }
 
 #[test]
+fn the_cache_stays_on_if_its_flush_fails() {
+    let mut rig = Rig::disk(disk_limits());
+    // After the step that fetches the list.
+    rig.fail = Some((1, std::io::ErrorKind::Other));
+    assert_eq!(rig.bad(&select6(&caching(0)), &caching(0), 0), (0x03, 0x0c, 0x00));
+    assert_eq!(rig.steps[1], Step::Flush);
+    assert!(rig.unit.write_cache());
+}
+
+#[test]
 fn a_disk_without_a_cache_gets_none() {
     let limits = MediumLimits {
         write_cache: false,
