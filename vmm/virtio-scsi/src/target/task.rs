@@ -67,7 +67,7 @@ pub struct Task {
     /// The step in flight.
     pending: Option<Pending>,
     scratch: Vec<u8>,
-    /// Bytes that steps moved from or to the initiator.
+    /// Bytes at the start of the initiator's buffer that steps moved: what is moved again does not count again.
     moved: u64,
     /// [`LogicalUnit::changes`] at the start.
     changes: u32,
@@ -78,7 +78,7 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     kind: StepKind,
-    /// Bytes that the step moves from or to the initiator.
+    /// Bytes at the start of the initiator's buffer that have moved after the step.
     moves: u64,
 }
 
@@ -161,7 +161,7 @@ impl Task {
         debug_assert!(pending.is_some(), "no step is under way");
         let Some(pending) = pending else { return };
         match result {
-            Ok(()) => self.moved += pending.moves,
+            Ok(()) => self.moved = self.moved.max(pending.moves),
             Err(error) => self.work = Err(sense_for_error(pending.kind, &error).into()),
         }
     }
@@ -243,7 +243,7 @@ impl Task {
             }
             Step::Extent { offset, len } => (StepKind::Read, Some((*offset, *len)), 0),
             Step::Flush => (StepKind::Write, None, 0),
-            Step::Pull { into, .. } => (StepKind::Pull, None, into.len() as u64),
+            Step::Pull { offset, into } => (StepKind::Pull, None, offset + into.len() as u64),
             Step::Passthrough(command_out) => (StepKind::Passthrough, None, command_out.transfer.moves()),
             Step::Done(_) => (StepKind::Pull, None, 0),
         };
@@ -298,10 +298,10 @@ impl Task {
 }
 
 impl DataLocation {
-    /// Bytes of `len` that move from or to the initiator.
+    /// Bytes at the start of the initiator's buffer that have moved after a transfer of `len` bytes.
     fn moves(self, len: u64) -> u64 {
         match self {
-            Self::Initiator(_) => len,
+            Self::Initiator(at) => at + len,
             Self::Scratch(_) => 0,
         }
     }

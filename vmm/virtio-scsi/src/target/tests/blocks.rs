@@ -420,6 +420,18 @@ fn miscompares() {
 }
 
 #[test]
+fn data_that_is_pulled_again_counts_once() {
+    let mut rig = Rig::disk(disk_limits());
+    // WRITE AND VERIFY of a block, BYTCHK 01b, with two blocks in the data-out buffer.
+    let (response, _) = rig.run(&cdb::<10>(0x2e, &[(1, &[2]), (8, &[1])]), &[7; 1024], 0);
+    assert_eq!((response.status, response.residual), (ScsiStatus::Good, 512));
+    // COMPARE AND WRITE uses another part of the buffer in each step.
+    let out = [vec![7; 512], vec![8; 1024]].concat();
+    let (response, _) = rig.run(&cdb::<16>(0x89, &[(13, &[1])]), &out, 0);
+    assert_eq!((response.status, response.residual), (ScsiStatus::Good, 512));
+}
+
+#[test]
 fn a_shared_disk_does_not_offer_compare_and_write() {
     for shareable in [false, true] {
         let limits = MediumLimits {
