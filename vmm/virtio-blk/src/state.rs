@@ -31,18 +31,27 @@ struct QueueState {
     held: Vec<u16>,
 }
 
+fn are_different(heads: &[u16]) -> bool {
+    heads.iter().collect::<HashSet<_>>().len() == heads.len()
+}
+
 pub(crate) fn save(blk: &Blk) -> Result<ComponentState, SaveError> {
     if blk.shared.disk.lost_writes() {
         let reason = "a flush of the disk failed, and earlier writes may be lost";
         return Err(SaveError::Refused(reason.into()));
     }
-    let queue = |slot: &Option<QueueIo>| match slot {
-        Some(queue_io) => Ok(QueueState {
-            held: queue_io.held(),
-        }),
-        None => Err(SaveError::Refused("a queue of the disk failed".into())),
+    let queue = |(index, slot): (usize, &Option<QueueIo>)| {
+        let failed = || SaveError::Refused("a queue of the disk failed".into());
+        let held = slot.as_ref().ok_or_else(failed)?.held();
+        // Such a state is refused later, when the VM is gone.
+        if !are_different(&held) {
+            let reason = format!("queue {index}: the driver made a chain available twice");
+            return Err(SaveError::Refused(reason));
+        }
+        Ok(QueueState { held })
     };
-    let queues = blk.queue_ios.iter().map(queue).collect::<Result<_, _>>()?;
+    let queues = blk.queue_ios.iter().enumerate().map(queue);
+    let queues = queues.collect::<Result<_, _>>()?;
     let geometry = blk.geometry();
     ComponentState::new(&BlkState {
         size: geometry.size,
@@ -70,8 +79,7 @@ pub(crate) fn restore(blk: &mut Blk, state: &ComponentState) -> Result<(), Resto
     for QueueState { held } in &state.queues {
         let inside = held.iter().all(|head| *head < QUEUE_SIZE);
         check(inside, "device.queues.held", "has a chain outside of the queue")?;
-        let once = held.iter().collect::<HashSet<_>>().len() == held.len();
-        check(once, "device.queues.held", "has a chain twice")?;
+        check(are_different(held), "device.queues.held", "has a chain twice")?;
     }
     let works = blk.queue_ios.iter().all(Option::is_some);
     check(works, "device.queues", "are those of a disk that works")?;

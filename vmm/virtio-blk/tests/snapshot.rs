@@ -111,6 +111,19 @@ fn a_reset_forgets_what_was_restored() {
 }
 
 #[test]
+fn a_chain_that_is_available_twice_is_not_saved() {
+    let mut guest = Guest::with(EngineKind::Auto, 1, DiskOptions::default(), true);
+    guest.file.set_len(4096).unwrap();
+    let (head, _) = guest.add(IN, 8, &[(DATA, 4096, WRITE)]);
+    guest.driver.offer(head);
+    guest.driver.kick();
+    wait_for("the owner's call", || guest.stops.lock().unwrap().pop());
+    guest.blk.quiesce().unwrap();
+    let expected = "queue 0: the driver made a chain available twice";
+    assert_eq!(guest.blk.save().unwrap_err().to_string(), expected);
+}
+
+#[test]
 fn another_disk_is_refused() {
     let mut guest = Guest::with(EngineKind::Auto, 1, DiskOptions::default(), true);
     guest.blk.quiesce().unwrap();

@@ -86,6 +86,12 @@ fn refuse(reason: String) -> SaveError {
     SaveError::Refused(reason)
 }
 
+/// The first request that is in the list before.
+fn twice(requests: &[(u16, u16)]) -> Option<(u16, u16)> {
+    let mut seen = HashSet::new();
+    requests.iter().copied().find(|request| !seen.insert(*request))
+}
+
 /// A state whose fields were checked by themselves and against the controller.
 struct CheckedState {
     events: Vec<(UnitAddress, u8)>,
@@ -164,10 +170,15 @@ impl Controller {
         }
         held.sort_unstable();
         let held = held.into_iter().map(|(_, queue, head)| (queue, head));
-        let requests = self.restored.iter().copied().chain(held);
-        Ok(requests
-            .map(|(queue, head)| RequestState { queue, head })
-            .collect())
+        let requests: Vec<_> = self.restored.iter().copied().chain(held).collect();
+        // Such a state is refused later, when the VM is gone.
+        if let Some((queue, _)) = twice(&requests) {
+            return Err(refuse(format!(
+                "queue {queue}: the driver made a chain available twice"
+            )));
+        }
+        let state = |(queue, head)| RequestState { queue, head };
+        Ok(requests.into_iter().map(state).collect())
     }
 
     /// The outer error ends the controller.
@@ -231,8 +242,7 @@ impl Controller {
             check(exists, "device.requests", "has a chain that does not exist")?;
             requests.push((*queue, *head));
         }
-        let once = requests.iter().collect::<HashSet<_>>().len() == requests.len();
-        check(once, "device.requests", "has a chain twice")?;
+        check(twice(&requests).is_none(), "device.requests", "has a chain twice")?;
         let fit = requests.len() <= usize::from(self.engine.depth()) && (state.driver || requests.is_empty());
         check(fit, "device.requests", "cannot be in flight")?;
         Ok(CheckedState {

@@ -175,6 +175,13 @@ fn what_cannot_be_saved_is_refused_by_name() {
     let expected = "a COMPARE AND WRITE of disk \"first\" is held after an I/O error";
     assert_eq!(refusal(&mut guest), expected);
 
+    let (mut guest, script, (head, _)) = held(&read10(0, 1), &[(DATA, 512, WRITE)]);
+    guest.request[0].offer(head);
+    guest.request[0].kick();
+    script.finish(Guest::made(&script, 2)[1].tag, Err(libc::EIO));
+    let expected = "queue 2: the driver made a chain available twice";
+    assert_eq!(refusal(&mut guest), expected);
+
     let (mut guest, _script, _) = held(&read10(0, 1), &[(DATA, 512, WRITE)]);
     guest.manage(0, field(at(0, 0)), 0);
     let ending = guest.handle.remove("second");
