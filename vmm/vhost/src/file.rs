@@ -93,6 +93,17 @@ impl VhostFile {
         Ok(file)
     }
 
+    /// Any file, which is no device of vhost: every operation fails.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn failing(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            features: MODERN,
+            logs: Mutex::default(),
+        }
+    }
+
     fn backend(&self, mem: &Arc<GuestMemMmap>) -> Backend<'_> {
         Backend {
             fd: self.fd.as_fd(),

@@ -170,14 +170,18 @@ impl VirtioDevice for VhostVsock {
         } = self.active.take()?;
         let stopped = self.set_running(false);
         let stopped = stopped.and_then(|()| self.file.stop(&mem, [&mut receive, &mut transmit]));
-        if let Err(error) = stopped {
-            tracing::error!(%error, "vhost-vsock did not release its queues");
+        let mut queues: Vec<_> = event_queue.into_iter().collect();
+        match stopped {
+            Ok(()) => queues.extend([receive, transmit]),
+            // Without their positions in the rings, they cannot go on: the transport misses them, and the device needs
+            // a reset.
+            Err(error) => tracing::error!(%error, "vhost-vsock did not release its queues"),
         }
         // After the queues, so that no interrupt of theirs is lost.
         if let Err(error) = worker.stop() {
             tracing::error!(%error, "the notifier of vhost-vsock failed");
         }
-        Some([receive, transmit].into_iter().chain(event_queue).collect())
+        Some(queues)
     }
 }
 

@@ -1,6 +1,6 @@
 use std::fs::File;
 
-use husk_devices::virtio::testing::{Interrupts, wait_for};
+use husk_devices::virtio::testing::{Driver, Interrupts, memory, wait_for};
 use husk_vhost::VhostCall;
 
 use super::*;
@@ -42,6 +42,26 @@ fn interrupts_without_a_vector_are_forwarded() {
     worker.stop().unwrap();
     assert_eq!(interrupts.queue(), 2);
     assert_eq!(interrupts.reset(), None);
+}
+
+#[test]
+fn queues_that_vhost_does_not_release_are_lost() {
+    let (worker, ..) = worker(&Interrupts::new());
+    let mem = memory(&[(0, 0x4000)]);
+    let queue = |index: u16| Driver::new(&mem, index, 16, 0x1000 * u64::from(index + 1)).queue(true);
+    let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let mut vsock = VhostVsock {
+        guest_cid: 3,
+        file: VhostFile::failing(null.into()),
+        active: Some(ActiveVhost {
+            worker,
+            in_vhost: [queue(0), queue(1)],
+            event_queue: Some(queue(2)),
+            mem: mem.memory().into_inner(),
+        }),
+    };
+    let left = vsock.quiesce().unwrap();
+    assert_eq!(left.iter().map(|queue| queue.index).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
