@@ -97,9 +97,9 @@ impl Virtqueues {
         self.queues.iter_mut().find(|vq| vq.active.index == index)
     }
 
-    /// True if a queue may hold requests and can be served.
-    pub fn is_ready(&self) -> bool {
-        !self.broken && self.queues.iter().any(|vq| vq.ready)
+    /// True if there is a driver whose queues can be served.
+    pub fn are_served(&self) -> bool {
+        self.link.is_some() && !self.broken
     }
 
     /// Returns a chain to the driver, if it still exists. The driver sees it after [`Virtqueues::publish`].

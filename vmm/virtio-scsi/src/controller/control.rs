@@ -1,6 +1,7 @@
 //! The control queue: task management and asynchronous notification (virtio 1.2, section 5.6.6.2).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
@@ -46,38 +47,42 @@ struct TaskManagement {
 }
 
 impl Controller {
-    pub(super) fn serve_control(&mut self, mem: &Arc<GuestMemMmap>) {
-        if !self.virtqueues.queue(CONTROL).is_some_and(|vq| vq.ready) {
-            return;
-        }
-        let served = self.serve_functions(mem);
-        match (served, self.virtqueues.queue(CONTROL)) {
-            (Ok(more), Some(vq)) => vq.ready = more,
-            (Err(reason), _) => self.virtqueues.fail(&format!("control queue: {reason}")),
-            _ => {}
-        }
+    /// Number of functions that are in the control queue now.
+    pub(super) fn available_functions(&mut self, mem: &GuestMemMmap) -> Result<u16, FatalError> {
+        let Some(vq) = self.virtqueues.queue(CONTROL).filter(|vq| vq.ready) else {
+            return Ok(0);
+        };
+        let queue = &vq.active.queue;
+        let end = queue.avail_idx(mem, Ordering::Acquire).map_err(|e| broken(&e))?;
+        Ok(end.0.wrapping_sub(queue.next_avail()))
     }
 
-    fn serve_functions(&mut self, mem: &Arc<GuestMemMmap>) -> Result<bool, FatalError> {
-        let broken = |error: &dyn std::fmt::Display| error.to_string();
-        let size = self
-            .virtqueues
-            .queue(CONTROL)
-            .map_or(0, |vq| vq.active.queue.size());
-        for _ in 0..size {
+    /// Executes at most `count` functions, in a queue that had as many before the request queues were served.
+    pub(super) fn serve_control(&mut self, mem: &Arc<GuestMemMmap>, count: u16) -> Result<(), FatalError> {
+        // Each of them searches the backlog, whose requests are parsed for that.
+        let count = if self.backlog.is_empty() {
+            count
+        } else {
+            count.min(1)
+        };
+        for _ in 0..count {
             let Some(vq) = self.virtqueues.queue(CONTROL) else {
-                break;
+                return Ok(());
             };
             let queue = &mut vq.active.queue;
             let Some(chain) = queue.iter(&**mem).map_err(|e| broken(&e))?.next() else {
-                return queue.enable_notification(&**mem).map_err(|e| broken(&e));
+                break;
             };
             let head = chain.head_index();
             chain::segments(queue, head, mem, &mut self.readable, &mut self.writable)
                 .map_err(|e| broken(&e))?;
-            self.control(head, mem)?;
+            self.control(head, mem).map_err(|e| broken(&e))?;
         }
-        Ok(true)
+        if let Some(vq) = self.virtqueues.queue(CONTROL).filter(|vq| vq.ready) {
+            let more = vq.active.queue.enable_notification(&**mem);
+            vq.ready = more.map_err(|e| broken(&e))?;
+        }
+        Ok(())
     }
 
     fn control(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), FatalError> {
@@ -94,7 +99,7 @@ impl Controller {
                     lun: std::array::from_fn(|i| bytes[8 + i]),
                     id: u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
                 };
-                let (code, tags) = self.task_management(function);
+                let (code, tags) = self.task_management(function, mem)?;
                 if tags.is_empty() {
                     return self.answer_function(mem, head, &[code as u8]);
                 }
@@ -147,31 +152,37 @@ impl Controller {
     }
 
     /// Executes a task management function (SAM-5, section 7). It has succeeded when the returned tasks have ended.
-    fn task_management(&mut self, function: TaskManagement) -> (ResponseCode, Vec<u16>) {
+    fn task_management(
+        &mut self,
+        function: TaskManagement,
+        mem: &GuestMemMmap,
+    ) -> Result<(ResponseCode, Vec<u16>), FatalError> {
         let unit_indices = match self.units_of(function) {
             Ok(unit_indices) => unit_indices,
-            Err(code) => return (code, Vec::new()),
+            Err(code) => return Ok((code, Vec::new())),
         };
         let tags = match function.kind {
             VIRTIO_SCSI_T_TMF_QUERY_TASK | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => {
-                let any = function.kind == VIRTIO_SCSI_T_TMF_QUERY_TASK_SET;
-                let found = self.slots.tasks().any(|(_, slot)| {
-                    unit_indices.contains(&slot.unit_index) && (any || slot.id == function.id)
+                let id = (function.kind == VIRTIO_SCSI_T_TMF_QUERY_TASK).then_some(function.id);
+                let begun = self.slots.tasks().any(|(_, slot)| {
+                    unit_indices.contains(&slot.unit_index) && id.is_none_or(|id| id == slot.id)
                 });
-                let code = if found {
+                let code = if begun || self.backlog_has(&unit_indices, id, mem)? {
                     ResponseCode::FunctionSucceeded
                 } else {
                     ResponseCode::Ok
                 };
-                return (code, Vec::new());
+                return Ok((code, Vec::new()));
             }
             // A task that its disk holds after an I/O error ends when the fault was fixed.
             VIRTIO_SCSI_T_TMF_ABORT_TASK => {
-                self.cancel(&unit_indices, Some(function.id), ResponseCode::Aborted)
+                let (id, code) = (Some(function.id), ResponseCode::Aborted);
+                self.cancel_backlog(&unit_indices, id, code, mem)?;
+                self.cancel(&unit_indices, id, code)
             }
             // All tasks of a unit belong to the only initiator.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
-                self.cancel_all(&unit_indices, ResponseCode::Aborted)
+                self.cancel_all(&unit_indices, ResponseCode::Aborted, mem)?
             }
             _ => {
                 let attention = if function.kind == VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET {
@@ -179,7 +190,7 @@ impl Controller {
                 } else {
                     UnitAttention::NexusLoss
                 };
-                let tags = self.cancel_all(&unit_indices, ResponseCode::Reset);
+                let tags = self.cancel_all(&unit_indices, ResponseCode::Reset, mem)?;
                 for unit_index in unit_indices {
                     if let Some(unit) = self.table.unit_mut(unit_index) {
                         unit.logical.reset(attention);
@@ -188,17 +199,23 @@ impl Controller {
                 tags
             }
         };
-        (ResponseCode::Ok, tags)
+        Ok((ResponseCode::Ok, tags))
     }
 
-    fn cancel_all(&mut self, unit_indices: &[u32], code: ResponseCode) -> Vec<u16> {
+    fn cancel_all(
+        &mut self,
+        unit_indices: &[u32],
+        code: ResponseCode,
+        mem: &GuestMemMmap,
+    ) -> Result<Vec<u16>, FatalError> {
+        self.cancel_backlog(unit_indices, None, code, mem)?;
         let tags = self.cancel(unit_indices, None, code);
         for unit_index in unit_indices {
             if let Some(disk) = self.table.unit(*unit_index).and_then(|unit| unit.disk) {
                 self.fail_held(disk);
             }
         }
-        tags
+        Ok(tags)
     }
 
     /// The units that a function applies to. This includes units without an address, as they may have tasks.
@@ -275,4 +292,8 @@ impl Controller {
         }
         (wanted & can, ResponseCode::Ok)
     }
+}
+
+fn broken(error: &dyn std::fmt::Display) -> FatalError {
+    format!("control queue: {error}")
 }

@@ -1,6 +1,6 @@
 //! The state of the controller. The [actor](crate::actor) calls it for one event after the other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,9 @@ use crate::request::{RequestChain, ResponseCode};
 use crate::target::UnitAttention;
 use crate::task_slots::TaskSlots;
 use crate::unit::Unit;
-use crate::virtqueues::{Driver, REQUEST, Virtqueues};
+use crate::virtqueues::{CONTROL, Driver, REQUEST, Virtqueues};
 
+mod backlog;
 mod control;
 mod event_queue;
 mod hotplug;
@@ -79,6 +80,8 @@ pub(crate) struct Controller {
     /// Requests (queue and head) that were held when the device was saved, in the order of their arrival. The next
     /// activation starts them again.
     restored: Vec<(u16, u16)>,
+    /// Requests (queue and head) that were taken from their queues and have not begun, in the order of their arrival.
+    backlog: VecDeque<(u16, u16)>,
     sched_policy: SchedPolicy,
     // Scratch buffers.
     parsed: RequestChain,
@@ -105,6 +108,7 @@ impl Controller {
             ejected: Vec::new(),
             unacknowledged: HashMap::new(),
             restored: Vec::new(),
+            backlog: VecDeque::new(),
             sched_policy: SchedPolicy::default(),
             parsed: RequestChain::default(),
             buffers: Vec::new(),
@@ -205,6 +209,7 @@ impl Controller {
         self.unacknowledged.clear();
         self.held.clear();
         self.restored.clear();
+        self.backlog.clear();
         let unit_indices: Vec<_> = self.table.iter().map(|(unit_index, _)| unit_index).collect();
         self.cancel(&unit_indices, None, ResponseCode::Reset);
         let busy = |disk: &DiskId| self.engine.in_flight(*disk) > 0;
@@ -256,9 +261,10 @@ impl Controller {
     pub fn pass(&mut self) -> Result<bool, FatalError> {
         let mut more = self.reap()?;
         if let Some(mem) = self.virtqueues.memory() {
-            self.serve_control(&mem);
-            let found = self.serve_requests(&mem);
-            self.sched_policy.record_pass(found);
+            match self.serve_queues(&mem) {
+                Ok(found) => self.sched_policy.record_pass(found),
+                Err(reason) => self.virtqueues.fail(&reason),
+            }
         }
         self.kick()?;
         more |= self.reap()?;
@@ -266,8 +272,14 @@ impl Controller {
         self.kick()?;
         self.deliver();
         self.virtqueues.signal();
-        // Without a free tag, a completion triggers another pass.
-        Ok(more || self.virtqueues.is_ready() && self.slots.has_room())
+        Ok(more || self.has_requests())
+    }
+
+    /// True if a queue may hold what can be served now. Without a free tag, a completion triggers another pass.
+    fn has_requests(&mut self) -> bool {
+        let functions = self.virtqueues.queue(CONTROL).is_some_and(|vq| vq.ready);
+        let requests = !self.backlog.is_empty() || self.virtqueues.queues.iter().any(|vq| vq.ready);
+        self.virtqueues.are_served() && (functions || requests && self.slots.has_room())
     }
 
     fn kick(&mut self) -> Result<(), FatalError> {
@@ -305,23 +317,35 @@ impl Controller {
         Ok(more)
     }
 
-    /// Takes requests from all queues. Returns their number.
-    fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> usize {
-        let mut found = 0;
+    /// Serves the request queues, then the functions that were there before: a function applies to each request that
+    /// the driver made available before it. Returns the number of requests.
+    fn serve_queues(&mut self, mem: &Arc<GuestMemMmap>) -> Result<usize, FatalError> {
+        let functions = self.available_functions(mem)?;
+        if functions > 0 {
+            // There may be requests whose notification has not arrived.
+            let queues = self.virtqueues.queues.iter_mut();
+            let requests = queues.filter(|vq| vq.active.index >= REQUEST);
+            requests.for_each(|vq| vq.ready = true);
+        }
+        let found = self.serve_requests(mem)?;
+        if functions > 0 {
+            self.fill_backlog(mem)?;
+        }
+        self.serve_control(mem, functions)?;
+        Ok(found)
+    }
+
+    /// Takes requests from the backlog and from all queues. Returns their number.
+    fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> Result<usize, FatalError> {
+        let mut found = self.serve_backlog(mem)?;
         for at in 0..self.virtqueues.queues.len() {
             let vq = &self.virtqueues.queues[at];
             if vq.active.index < REQUEST || !vq.ready {
                 continue;
             }
-            match self.serve(at, mem, &mut found) {
-                Ok(more) => self.virtqueues.queues[at].ready = more,
-                Err(reason) => {
-                    self.virtqueues.fail(&reason);
-                    break;
-                }
-            }
+            self.virtqueues.queues[at].ready = self.serve(at, mem, &mut found)?;
         }
-        found
+        Ok(found)
     }
 
     /// Takes requests from one queue and adds their number to `found`. Returns true if there are more.

@@ -1,16 +1,13 @@
 //! Saves and restores the controller, while no driver has queues.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet, VecDeque};
 
-use husk_devices::GuestMemMmap;
 use husk_devices::component::{RestoreError, SaveError, check};
 use husk_disk::Disk;
 use serde::{Deserialize, Serialize};
 use vm_memory::GuestAddress;
 
 use super::{Controller, FatalError};
-use crate::config::Sizes;
 use crate::pending_events::{PendingEvents, UnitEvent};
 use crate::target::{Lun, SavedUnit};
 use crate::unit::Unit;
@@ -36,6 +33,9 @@ pub(crate) struct ControllerState {
     /// Requests that are held after an I/O error, and those that wait for them, in the order of their arrival. The
     /// device has taken them from the available ring. A request is carried out again from its start.
     requests: Vec<RequestState>,
+    /// Requests that the device has taken from the available ring too, and has not begun, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    backlog: Vec<RequestState>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -77,9 +77,23 @@ struct RequestState {
     head: u16,
 }
 
+impl RequestState {
+    fn of((queue, head): (u16, u16)) -> Self {
+        Self { queue, head }
+    }
+}
+
 fn address(target: u8, lun: u16, field: &'static str) -> Result<UnitAddress, RestoreError> {
     let lun = Lun::new(lun).ok_or_else(|| RestoreError::field(field, "has a LUN above 16383"))?;
     Ok(UnitAddress { target, lun })
+}
+
+fn parse_requests(states: &[RequestState], field: &'static str) -> Result<Vec<(u16, u16)>, RestoreError> {
+    let queues = REQUEST..REQUEST + MAX_REQUEST_QUEUES;
+    let exists = |state: &RequestState| queues.contains(&state.queue) && state.head < QUEUE_SIZE;
+    let exist = states.iter().all(exists);
+    check(exist, field, "has a chain that does not exist")?;
+    Ok(states.iter().map(|state| (state.queue, state.head)).collect())
 }
 
 fn refuse(reason: String) -> SaveError {
@@ -87,9 +101,9 @@ fn refuse(reason: String) -> SaveError {
 }
 
 /// The first request that is in the list before.
-fn twice(requests: &[(u16, u16)]) -> Option<(u16, u16)> {
+fn twice(mut requests: impl Iterator<Item = (u16, u16)>) -> Option<(u16, u16)> {
     let mut seen = HashSet::new();
-    requests.iter().copied().find(|request| !seen.insert(*request))
+    requests.find(|request| !seen.insert(*request))
 }
 
 /// A state whose fields were checked by themselves and against the controller.
@@ -97,6 +111,7 @@ struct CheckedState {
     events: Vec<(UnitAddress, u8)>,
     unacknowledged: HashMap<UnitAddress, Option<GuestAddress>>,
     requests: Vec<(u16, u16)>,
+    backlog: VecDeque<(u16, u16)>,
 }
 
 impl Controller {
@@ -134,6 +149,7 @@ impl Controller {
             events_missed,
             unacknowledged,
             requests,
+            backlog: self.backlog.iter().copied().map(RequestState::of).collect(),
         })
     }
 
@@ -172,13 +188,13 @@ impl Controller {
         let held = held.into_iter().map(|(_, queue, head)| (queue, head));
         let requests: Vec<_> = self.restored.iter().copied().chain(held).collect();
         // Such a state is refused later, when the VM is gone.
-        if let Some((queue, _)) = twice(&requests) {
+        let all = requests.iter().chain(&self.backlog);
+        if let Some((queue, _)) = twice(all.copied()) {
             return Err(refuse(format!(
                 "queue {queue}: the driver made a chain available twice"
             )));
         }
-        let state = |(queue, head)| RequestState { queue, head };
-        Ok(requests.into_iter().map(state).collect())
+        Ok(requests.into_iter().map(RequestState::of).collect())
     }
 
     /// The outer error ends the controller.
@@ -197,7 +213,7 @@ impl Controller {
         }
         self.events.restore(checked.events, state.events_missed);
         self.unacknowledged = checked.unacknowledged;
-        self.restored = checked.requests;
+        (self.restored, self.backlog) = (checked.requests, checked.backlog);
         for saved in state.units {
             let unit = self.table.by_id(&saved.id);
             if let Some(unit) = unit.and_then(|unit_index| self.table.unit_mut(unit_index)) {
@@ -236,19 +252,19 @@ impl Controller {
             let address = address(saved.target, saved.lun, "device.unacknowledged")?;
             unacknowledged.insert(address, saved.buffer.map(GuestAddress));
         }
-        let mut requests = Vec::new();
-        for RequestState { queue, head } in &state.requests {
-            let exists = (REQUEST..REQUEST + MAX_REQUEST_QUEUES).contains(queue) && *head < QUEUE_SIZE;
-            check(exists, "device.requests", "has a chain that does not exist")?;
-            requests.push((*queue, *head));
-        }
-        check(twice(&requests).is_none(), "device.requests", "has a chain twice")?;
+        let requests = parse_requests(&state.requests, "device.requests")?;
+        let backlog = VecDeque::from(parse_requests(&state.backlog, "device.backlog")?);
+        let all = requests.iter().chain(&backlog).copied();
+        check(twice(all).is_none(), "device.requests", "has a chain twice")?;
         let fit = requests.len() <= usize::from(self.engine.depth()) && (state.driver || requests.is_empty());
         check(fit, "device.requests", "cannot be in flight")?;
+        let possible = state.driver || backlog.is_empty();
+        check(possible, "device.backlog", "belongs to no driver")?;
         Ok(CheckedState {
             events,
             unacknowledged,
             requests,
+            backlog,
         })
     }
 
@@ -275,7 +291,7 @@ impl Controller {
     /// pending now, and so do not report them.
     pub(super) fn start_restored(&mut self) -> Result<(), FatalError> {
         let requests = std::mem::take(&mut self.restored);
-        let (Some(mem), Some(sizes)) = (self.virtqueues.memory(), self.virtqueues.sizes) else {
+        let Some(mem) = self.virtqueues.memory() else {
             return Ok(());
         };
         if requests.is_empty() {
@@ -286,8 +302,8 @@ impl Controller {
             .map(|(unit_index, unit)| (unit_index, unit.logical.take_unit_attentions()))
             .collect();
         let mut outcome = Ok(());
-        for (index, head) in requests {
-            outcome = self.start_again(index, head, &mem, sizes);
+        for from in requests {
+            outcome = self.start_again(from, &mem);
             if outcome.is_err() {
                 break;
             }
@@ -298,20 +314,5 @@ impl Controller {
             }
         }
         outcome
-    }
-
-    fn start_again(
-        &mut self,
-        index: u16,
-        head: u16,
-        mem: &Arc<GuestMemMmap>,
-        sizes: Sizes,
-    ) -> Result<(), FatalError> {
-        let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
-        let vq = self.virtqueues.queue(index);
-        let queue = &vq.ok_or_else(|| broken(&"it is not enabled"))?.active.queue;
-        let parsed = self.parsed.parse(mem, queue, head, sizes);
-        parsed.map_err(|e| broken(&e))?;
-        self.command((index, head), mem).map_err(|e| broken(&e))
     }
 }

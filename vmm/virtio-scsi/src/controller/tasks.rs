@@ -65,7 +65,7 @@ impl Controller {
     }
 
     /// Answers the request that was parsed last.
-    fn respond(
+    pub(super) fn respond(
         &mut self,
         (queue, head): (u16, u16),
         mem: &GuestMemMmap,

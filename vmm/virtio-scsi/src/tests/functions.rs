@@ -2,14 +2,14 @@
 
 use super::*;
 
-const ABORT_TASK: u32 = 0;
-const ABORT_TASK_SET: u32 = 1;
-const CLEAR_ACA: u32 = 2;
-const CLEAR_TASK_SET: u32 = 3;
-const NEXUS_RESET: u32 = 4;
-const UNIT_RESET: u32 = 5;
-const QUERY_TASK: u32 = 6;
-const QUERY_TASK_SET: u32 = 7;
+pub(super) const ABORT_TASK: u32 = 0;
+pub(super) const ABORT_TASK_SET: u32 = 1;
+pub(super) const CLEAR_ACA: u32 = 2;
+pub(super) const CLEAR_TASK_SET: u32 = 3;
+pub(super) const NEXUS_RESET: u32 = 4;
+pub(super) const UNIT_RESET: u32 = 5;
+pub(super) const QUERY_TASK: u32 = 6;
+pub(super) const QUERY_TASK_SET: u32 = 7;
 
 #[test]
 fn an_aborted_task_is_answered_before_its_function_and_after_its_io() {

@@ -19,6 +19,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use crate::target::Lun;
 use crate::{Medium, NewUnit, QUEUE_SIZE, ScsiConfig, ScsiError, ScsiHandle, UnitAddress, VirtioScsi};
 
+mod backlog;
 mod formats;
 mod functions;
 mod hostile;

@@ -14,7 +14,11 @@ use super::*;
 const FEATURES: u64 = HOTPLUG | CHANGE;
 
 /// A controller with these units.
-fn built(units: Vec<NewUnit>, engine: Engine, stops: &Arc<Mutex<Vec<String>>>) -> (VirtioScsi, ScsiHandle) {
+pub(super) fn built(
+    units: Vec<NewUnit>,
+    engine: Engine,
+    stops: &Arc<Mutex<Vec<String>>>,
+) -> (VirtioScsi, ScsiHandle) {
     let stops = Arc::clone(stops);
     let setup = ScsiConfig {
         queues: 2,
@@ -45,7 +49,7 @@ impl Guest {
     }
 }
 
-fn scripted_units() -> Vec<NewUnit> {
+pub(super) fn scripted_units() -> Vec<NewUnit> {
     let options = DiskOptions {
         error_policy: ErrorPolicy::Stop,
         ..DiskOptions::default()
