@@ -1,5 +1,7 @@
 //! The store's directory.
 
+mod damaged;
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -150,15 +152,23 @@ impl ObjectStore {
     pub fn compare(&self, manifest: &Value) -> Result<Applied, ObjectError> {
         let kind = || ObjectError::Kind(manifest["kind"].as_str().unwrap_or_default().to_owned());
         let key = Key::of(manifest).ok_or_else(kind)?;
+        let path = self.file(&key);
+        let mut old = Value::Null;
         let before = match self.get(&key) {
             Ok(object) if object.is_deleting() => return Err(ObjectError::Deleting(key)),
-            Ok(object) => Some(object),
+            Ok(object) => {
+                old = object.value()["metadata"].clone();
+                Some(object)
+            }
+            Err(ObjectError::NotFound(_)) => None,
             // A file that a person broke is replaced.
-            Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => None,
+            Err(ObjectError::Damaged { .. }) => {
+                old = damaged::metadata(&path, &key);
+                None
+            }
             Err(error) => return Err(error),
         };
-        let path = self.file(&key);
-        let new = complete(manifest, &key, before.as_ref());
+        let new = complete(manifest, &key, &old);
         // As it will be read: without null values, which a manifest may have.
         let object = StoredObject::parse(key.clone(), &path, &text(&path, &new)?)?;
         let outcome = match &before {
@@ -287,8 +297,8 @@ impl ObjectStore {
     }
 }
 
-/// The manifest to store: what an API server owns is that of the object before, or new.
-fn complete(manifest: &Value, key: &Key, before: Option<&StoredObject>) -> Value {
+/// The manifest to store: what an API server owns is that of the `old` metadata, or new.
+fn complete(manifest: &Value, key: &Key, old: &Value) -> Value {
     let mut object = manifest.clone();
     if let Some(object) = object.as_object_mut() {
         object.remove("status");
@@ -306,12 +316,7 @@ fn complete(manifest: &Value, key: &Key, before: Option<&StoredObject>) -> Value
     if key.kind.is_namespaced() {
         metadata.insert("namespace".to_owned(), json!(key.namespace));
     }
-    let old = before.map(|before| &before.value()["metadata"]);
-    let kept = |field: &str| {
-        old.and_then(|old| old.get(field))
-            .filter(|old| !old.is_null())
-            .cloned()
-    };
+    let kept = |field: &str| old.get(field).filter(|old| !old.is_null()).cloned();
     let uid = kept("uid").unwrap_or_else(|| json!(uuid::Uuid::new_v4().to_string()));
     metadata.insert("uid".to_owned(), uid);
     let created = kept("creationTimestamp").unwrap_or_else(|| json!(now()));

@@ -109,6 +109,50 @@ fn a_person_may_edit_the_files() {
 }
 
 #[test]
+fn an_object_whose_file_is_damaged_keeps_its_identity() {
+    let (_folder, store) = store();
+    let owners = json!([{"kind": "Owner", "name": "demo", "uid": uuid::Uuid::nil().to_string()}]);
+    let mut manifest = vm("Halted");
+    manifest["metadata"]["ownerReferences"] = owners.clone();
+    let stored = store.apply(&manifest).expect("applied").object;
+    let file = store.file(&stored.key);
+    let text = fs::read_to_string(&file).expect("read");
+    let old = text.replace(
+        &stored.created().expect("a time").to_string(),
+        "2020-01-02T03:04:05Z",
+    );
+    for broken in [
+        old.replace("Halted", "Sometimes"),
+        // No YAML.
+        old.replace("runStrategy: Halted", "runStrategy: [Halted"),
+        format!("{old}---\nkind: Other\n"),
+    ] {
+        fs::write(&file, &broken).expect("written");
+        store.get(&stored.key).expect_err("damaged");
+        let mended = store.apply(&vm("Halted")).expect("applied").object;
+        assert_eq!(mended.uid(), stored.uid(), "{broken}");
+        assert_eq!(
+            mended.value()["metadata"]["creationTimestamp"],
+            "2020-01-02T03:04:05Z"
+        );
+        assert_eq!(mended.value()["metadata"]["ownerReferences"], owners);
+    }
+
+    let broken = old.replace("Halted", "Sometimes");
+    for other in [
+        // A copy of another object's file.
+        broken.replace("name: demo\n  namespace", "name: other\n  namespace"),
+        broken.replace(stored.uid(), "mine"),
+    ] {
+        assert_ne!(other, broken);
+        fs::write(&file, &other).expect("written");
+        let mended = store.apply(&vm("Halted")).expect("applied").object;
+        assert_ne!(mended.uid(), stored.uid(), "{other}");
+        assert!(mended.uid().parse::<uuid::Uuid>().is_ok(), "{other}");
+    }
+}
+
+#[test]
 fn an_edit_that_breaks_an_object_is_refused() {
     let (_folder, store) = store();
     let key = store.apply(&vm("Halted")).expect("applied").object.key;
@@ -184,6 +228,7 @@ proptest! {
         let all = store.read().expect("read");
         prop_assert!(all.get(&good).is_some());
         prop_assert_eq!(all.objects.len() + all.damaged.len(), 2);
+        prop_assert!(store.apply(&vm("Always")).is_ok());
     }
 
     /// Any text survives the way through YAML.
