@@ -111,9 +111,26 @@ fn import_at(
     };
     match done {
         // Another process was faster.
-        Ok(()) | Err(ClaimError::Exists(_)) => Ok(()),
+        Ok(()) | Err(ClaimError::Exists(_)) => keep(machine, volume, stored),
         Err(error) => Err(failed(error.to_string())),
     }
+}
+
+/// Keeps the claim that was made for a DataVolume. It is removed if the DataVolume was deleted meanwhile: a deletion that
+/// began before has not seen it, and a later one would remove the data that a VM has written.
+fn keep(machine: &Machine, volume: &VmRef, stored: &StoredObject) -> Result<(), DataError> {
+    if !machine.is_gone(stored) {
+        return Ok(());
+    }
+    if owns_claim(machine, stored) {
+        // It fails if a VM uses it.
+        let _ = machine.claims.remove(&volume.namespace, &volume.name);
+    }
+    Err(deleted(volume))
+}
+
+fn deleted(volume: &VmRef) -> DataError {
+    DataError::new(STATUS, format!("DataVolume {volume}: it is being deleted"))
 }
 
 /// Fills a volume by `husk-import`.
@@ -131,6 +148,11 @@ fn fill(
         Err(ClaimError::Exists(_)) => return Ok(()),
         other => other.map_err(|error| failed(error.to_string()))?,
     };
+    // It may have been deleted while another process filled it.
+    if machine.is_gone(stored) {
+        let _ = import.abandon();
+        return Err(deleted(volume));
+    }
     let request = VolumeRequest {
         directory: import.directory().to_owned(),
         source,
@@ -144,7 +166,8 @@ fn fill(
     .map_err(|failure| failed(DataError::of(STATUS, failure).text))?;
     import
         .finish(&claim(stored, data, 0))
-        .map_err(|error| failed(error.to_string()))
+        .map_err(|error| failed(error.to_string()))?;
+    keep(machine, volume, stored)
 }
 
 fn progress(event: &Event) -> Option<String> {
@@ -343,5 +366,65 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
     match unit {
         Some(unit) if unit.active == "failed" => phase("Failed", "N/A", unit.text.clone()),
         _ => phase("Pending", "N/A", String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data_volume(name: &str, source: &Value) -> Value {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": {"name": name},
+            "spec": {"source": source, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+        })
+    }
+
+    #[test]
+    fn a_volume_that_is_deleted_while_it_is_filled_leaves_no_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        machine
+            .claims
+            .create(&NewClaim::new("default", "source", 1 << 20))
+            .unwrap();
+        for source in [
+            json!({"blank": {}}),
+            json!({"pvc": {"namespace": "default", "name": "source"}}),
+            json!({"http": {"url": "http://127.0.0.1:1/disk.img"}}),
+        ] {
+            let manifest = data_volume("data", &source);
+            let key = machine.objects.apply(&manifest).unwrap().object.key;
+            let objects = machine.objects.read().unwrap();
+            let import = || {
+                let error = import(&machine, &objects, &vm::name(&key), &mut |_| {}).unwrap_err();
+                assert_eq!(error.text, "DataVolume data: it is being deleted", "{source}");
+                assert!(!machine.claims.has("default", "data"), "{source}");
+                assert!(machine.claims.imports().is_empty(), "{source}");
+            };
+            machine.objects.begin_deletion(&key).unwrap();
+            import();
+            machine.objects.remove(&key).unwrap();
+            import();
+            machine.objects.apply(&manifest).unwrap();
+            import();
+            machine.objects.remove(&key).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_claim_of_another_volume_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let manifest = data_volume("data", &json!({"blank": {}}));
+        let old = machine.objects.apply(&manifest).unwrap().object;
+        machine.objects.remove(&old.key).unwrap();
+        machine.objects.apply(&manifest).unwrap();
+        let name = vm::name(&old.key);
+        import(&machine, &machine.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
+        keep(&machine, &name, &old).unwrap_err();
+        assert!(machine.claims.has("default", "data"));
     }
 }

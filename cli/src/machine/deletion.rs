@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::systemd::Systemd;
 use super::{FirstStart, Machine, data_volume, vm};
 use crate::failure::{Failure, note};
-use crate::vm_ref::DEFAULT_NAMESPACE;
+use crate::vm_ref::{DEFAULT_NAMESPACE, VmRef};
 
 /// Interval of looking whether a VM has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -51,8 +51,21 @@ fn check(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> 
                 false => Ok(()),
             }
         }
+        // Before it is marked: a VM that fills the volume uses it next, and a later command would delete its data.
+        Kind::DataVolume => end_import(machine, systemd, &name),
         _ => Ok(()),
     }
+}
+
+/// Ends the import of a volume.
+///
+/// # Errors
+/// A VM fills the volume.
+fn end_import(machine: &Machine, systemd: Option<Systemd>, volume: &VmRef) -> Result<(), Failure> {
+    if let Some(systemd) = systemd {
+        systemd.stop_import(volume)?;
+    }
+    Ok(machine.claims.abandon_import(&volume.namespace, &volume.name)?)
 }
 
 /// The manager that may run VMs; none if systemd is not this machine's init.
@@ -96,10 +109,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         }
         Kind::DataVolume => {
             let name = vm::name(&object.key);
-            if let Some(systemd) = systemd {
-                systemd.stop_import(&name)?;
-            }
-            machine.claims.abandon_import(&name.namespace, &name.name)?;
+            end_import(machine, systemd, &name)?;
             if data_volume::owns_claim(machine, object) {
                 match machine.claims.remove(&name.namespace, &name.name) {
                     Ok(()) | Err(ClaimError::Unknown(_)) => {}
@@ -241,6 +251,22 @@ mod tests {
             },
             "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
         })
+    }
+
+    #[test]
+    fn a_volume_that_a_vm_fills_is_not_marked_as_deleted() {
+        let (_folder, machine) = machine();
+        let manifest = data_volume("root", "test", "demo");
+        let key = machine.objects.apply(&manifest).unwrap().object.key;
+        let import = machine.claims.begin_import("test", "root").unwrap();
+        let Err(Failure::Runtime(text)) = delete(&machine, None, &key) else {
+            panic!("it was deleted")
+        };
+        assert!(text.contains("a running VM uses the volume"), "{text}");
+        assert!(!machine.objects.get(&key).unwrap().is_deleting());
+        drop(import);
+        delete(&machine, None, &key).unwrap();
+        assert!(machine.objects.get(&key).is_err() && machine.claims.imports().is_empty());
     }
 
     #[test]

@@ -80,6 +80,15 @@ impl Machine {
         }
     }
 
+    /// True if an object was deleted since it was read, or is being deleted; another of its name may be there.
+    pub(crate) fn is_gone(&self, object: &StoredObject) -> bool {
+        match self.objects.get(&object.key) {
+            Ok(now) => now.is_deleting() || now.uid() != object.uid(),
+            // A damaged file is no deletion.
+            Err(error) => matches!(error, ObjectError::NotFound(_)),
+        }
+    }
+
     /// The objects for the expansion of a VM: those of the store, of which `newer` have other versions, and the claims.
     pub(crate) fn known(&self, stored: &Objects, newer: &[Object]) -> Result<Vec<Object>, Failure> {
         let claims = self.claims.list()?.into_iter().flatten().map(|claim| Object {
