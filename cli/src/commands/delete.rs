@@ -7,7 +7,7 @@ use husk_vmi::objects::ObjectKind;
 
 use super::apply::files;
 use crate::failure::{Failure, RUNTIME, one_line};
-use crate::machine::systemd::Systemd;
+use crate::machine::systemd::{Systemd, Unit, Units};
 use crate::machine::{Machine, delete, finish_deletions, unit};
 use crate::output;
 use crate::vm_ref::{self, DEFAULT_NAMESPACE};
@@ -82,14 +82,30 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     if let Some(systemd) = systemd
-        && !has_vm(&machine)?
+        && was_last(&machine, &targets, || systemd.units())?
     {
         unit::remove(systemd)?;
     }
     done
 }
 
-/// True if a VM is left that needs the unit file. One whose file cannot be read may run.
+/// True if a VM was deleted, and no other needs the unit file, which VMs of several data directories share.
+fn was_last(
+    machine: &Machine,
+    targets: &[Target],
+    units: impl FnOnce() -> Result<Units, Failure>,
+) -> Result<bool, Failure> {
+    let deletes_vm = targets
+        .iter()
+        .any(|target| matches!(target, Target::Object(key) if key.kind.is_vm()));
+    if !deletes_vm || has_vm(machine)? {
+        return Ok(false);
+    }
+    let needs = |unit: &Unit| unit.runs() || unit.is_stopping() || unit.has_job || unit.enabled;
+    Ok(!units()?.vms.values().any(needs))
+}
+
+/// True if a VM of the store is left that needs the unit file. One whose file cannot be read may run.
 fn has_vm(machine: &Machine) -> Result<bool, Failure> {
     let vms = machine.objects.read_kinds(Kind::is_vm)?;
     Ok(!vms.objects.is_empty() || !vms.damaged.is_empty())
@@ -177,5 +193,38 @@ mod tests {
         assert!(!has_vm(&machine).unwrap());
         damage(Kind::VirtualMachineInstance);
         assert!(has_vm(&machine).unwrap());
+    }
+
+    #[test]
+    fn vms_of_another_data_directory_keep_the_unit_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let target = |kind| [Target::Object(Key::new(kind, "default", "demo"))];
+        let was_last = |kind, unit: Unit| {
+            let units = || {
+                let vms = [("other".parse().unwrap(), unit)].into();
+                Ok(Units {
+                    vms,
+                    ..Units::default()
+                })
+            };
+            was_last(&machine, &target(kind), units).unwrap()
+        };
+        let unit = |active: &str, enabled| Unit {
+            active: active.to_owned(),
+            enabled,
+            ..Unit::default()
+        };
+        for (active, enabled, expected) in [
+            ("active", false, false),
+            ("deactivating", false, false),
+            ("inactive", true, false),
+            ("inactive", false, true),
+            ("failed", false, true),
+        ] {
+            let last = was_last(Kind::VirtualMachine, unit(active, enabled));
+            assert_eq!(last, expected, "{active} {enabled}");
+        }
+        assert!(!was_last(Kind::Secret, Unit::default()));
     }
 }
