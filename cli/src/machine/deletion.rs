@@ -79,13 +79,21 @@ fn reach(systemd: Option<Systemd>) -> Result<Option<Systemd>, Failure> {
     }
 }
 
-/// Ends the deletions that were begun, and removes what power cuts have left.
+/// Ends the deletions that were begun, and removes what power cuts have left. Does not wait for VMs that shut down.
 pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> Result<(), Failure> {
     machine.objects.remove_leftovers()?;
     let objects = machine.objects.read()?;
     for object in objects.objects.iter().filter(|object| object.is_deleting()) {
-        if let Err(Failure::Runtime(text)) = end(machine, systemd, object) {
-            note(&format!("{}: its deletion is not complete: {text}", object.key));
+        let key = &object.key;
+        let ended = begin_stop(systemd, key).and_then(|systemd| match has_ended(systemd, key)? {
+            true => end(machine, systemd, object),
+            false => {
+                note(&format!("{key} is being deleted"));
+                Ok(())
+            }
+        });
+        if let Err(Failure::Runtime(text)) = ended {
+            note(&format!("{key}: its deletion is not complete: {text}"));
         }
     }
     remove_orphaned_imports(machine, &objects);
@@ -194,23 +202,39 @@ fn delete_command(kind: &str, namespace: &str, names: &[&str]) -> String {
 
 /// Shuts a VM down, so that it does not start again, and waits for its end.
 fn stop(systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
-    if !key.kind.is_vm() {
-        return Ok(());
-    }
-    let Some(systemd) = reach(systemd)? else {
-        return Ok(());
-    };
-    let name = vm::name(key);
-    systemd.enable(&name, false)?;
-    systemd.stop(&name)?;
-    loop {
-        let unit = systemd.vm(&name)?;
-        if !unit.runs() && !unit.is_stopping() {
-            systemd.forget(&name);
-            return Ok(());
-        }
+    let systemd = begin_stop(systemd, key)?;
+    while !has_ended(systemd, key)? {
         std::thread::sleep(LOOK);
     }
+    Ok(())
+}
+
+/// Begins to shut a VM down, so that it does not start again. Returns the manager, if there is one.
+fn begin_stop(systemd: Option<Systemd>, key: &Key) -> Result<Option<Systemd>, Failure> {
+    if !key.kind.is_vm() {
+        return Ok(systemd);
+    }
+    let systemd = reach(systemd)?;
+    if let Some(systemd) = systemd {
+        let name = vm::name(key);
+        systemd.enable(&name, false)?;
+        systemd.stop(&name)?;
+    }
+    Ok(systemd)
+}
+
+/// True if a VM that was stopped has ended. Other objects have.
+fn has_ended(systemd: Option<Systemd>, key: &Key) -> Result<bool, Failure> {
+    let Some(systemd) = systemd.filter(|_| key.kind.is_vm()) else {
+        return Ok(true);
+    };
+    let name = vm::name(key);
+    let unit = systemd.vm(&name)?;
+    let ended = !unit.runs() && !unit.is_stopping();
+    if ended {
+        systemd.forget(&name);
+    }
+    Ok(ended)
 }
 
 /// Removes what imports have left whose DataVolumes are gone.
@@ -233,6 +257,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
 
     fn machine() -> (tempfile::TempDir, Machine) {
         let folder = tempfile::tempdir().unwrap();
@@ -267,6 +292,44 @@ mod tests {
         drop(import);
         delete(&machine, None, &key).unwrap();
         assert!(machine.objects.get(&key).is_err() && machine.claims.imports().is_empty());
+    }
+
+    #[test]
+    fn only_the_deletion_of_a_vm_waits_for_its_end() {
+        let (_folder, machine) = machine();
+        let keys = ["runs", "stops", "ended"].map(|name| {
+            let vm = json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstance",
+                "metadata": {"name": name},
+                "spec": {"domain": {"devices": {}}},
+            });
+            let key = machine.objects.apply(&vm).unwrap().object.key;
+            machine.objects.begin_deletion(&key).unwrap();
+            key
+        });
+        let states = ["active", "deactivating", "inactive"];
+        let units = keys
+            .iter()
+            .map(|key| Systemd::vm_unit(&vm::name(key)))
+            .zip(states);
+        let systemd = FakeSystemd {
+            units: units.collect(),
+            ..FakeSystemd::default()
+        }
+        .install();
+        finish_deletions(&machine, Some(systemd)).unwrap();
+        assert_eq!(
+            keys.map(|key| machine.objects.get(&key).is_ok()),
+            [true, true, false]
+        );
+        let changes = FakeSystemd::changes();
+        for change in [
+            "disable husk@default:runs.service",
+            "stop husk@default:runs.service",
+        ] {
+            assert!(changes.iter().any(|made| made == change), "{changes:?}");
+        }
     }
 
     #[test]

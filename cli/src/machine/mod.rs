@@ -12,6 +12,8 @@
 mod data;
 mod data_volume;
 mod deletion;
+#[cfg(test)]
+pub(crate) mod fake_systemd;
 mod first_start;
 mod object_files;
 pub(crate) mod service;

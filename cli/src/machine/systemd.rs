@@ -90,6 +90,12 @@ impl Systemd {
         Ok(systemd)
     }
 
+    /// The manager of the machine, whether it is there or not.
+    #[cfg(test)]
+    pub(super) fn of_machine() -> Systemd {
+        Systemd { user: false }
+    }
+
     /// True if systemd is this machine's init.
     pub(crate) fn is_init() -> bool {
         Path::new("/run/systemd/system").is_dir()
@@ -215,6 +221,10 @@ impl Systemd {
 
 /// Runs a command and returns what it prints.
 fn run(mut command: Command) -> Result<String, Failure> {
+    #[cfg(test)]
+    if let Some(answer) = super::fake_systemd::answer(&command) {
+        return answer;
+    }
     let program = command.get_program().to_string_lossy().into_owned();
     let Output {
         status,

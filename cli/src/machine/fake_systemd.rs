@@ -1,0 +1,72 @@
+//! A systemd for unit tests: it answers `systemctl` and `systemd-run` in the thread of the test.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::Command;
+
+use super::systemd::Systemd;
+use crate::failure::Failure;
+
+/// Commands after which a test fails: the code under test waits for something that does not happen.
+const MAX_COMMANDS: usize = 100;
+
+thread_local! {
+    static FAKE: RefCell<Option<FakeSystemd>> = const { RefCell::new(None) };
+}
+
+/// The units that systemd has, and what it was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct FakeSystemd {
+    /// `ActiveState` by the name of the unit.
+    pub units: BTreeMap<String, &'static str>,
+    /// A program that fails.
+    pub fails: Option<&'static str>,
+    pub commands: Vec<String>,
+}
+
+impl FakeSystemd {
+    /// Answers this thread from now on.
+    pub(crate) fn install(self) -> Systemd {
+        FAKE.set(Some(self));
+        Systemd::of_machine()
+    }
+
+    /// The commands that change something, without their options.
+    pub(crate) fn changes() -> Vec<String> {
+        let commands = FAKE.with_borrow(|fake| fake.as_ref().map(|fake| fake.commands.clone()));
+        let mut changes = commands.unwrap_or_default();
+        changes.retain(|command| {
+            !["show", "reset-failed"].contains(&command.split(' ').next().unwrap_or_default())
+        });
+        changes
+    }
+}
+
+/// The answer to a command; none if no test has installed a [`FakeSystemd`] in this thread.
+pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
+    FAKE.with_borrow_mut(|fake| {
+        let fake = fake.as_mut()?;
+        let program = command.get_program().to_string_lossy();
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        let words: Vec<&str> = words
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|word| !word.starts_with('-'))
+            .collect();
+        fake.commands.push(words.join(" "));
+        assert!(fake.commands.len() < MAX_COMMANDS, "{:?}", fake.commands);
+        if fake.fails == Some(&*program) {
+            return Some(Err(Failure::Runtime(format!("{program}: refused"))));
+        }
+        let mut text = String::new();
+        let shown = fake
+            .units
+            .iter()
+            .filter(|(unit, _)| words.contains(&unit.as_str()));
+        for (unit, state) in shown {
+            let _ = write!(text, "Id={unit}\nActiveState={state}\n\n");
+        }
+        Some(Ok(text))
+    })
+}
