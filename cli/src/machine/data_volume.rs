@@ -182,7 +182,8 @@ fn progress(event: &Event) -> Option<String> {
     }
 }
 
-/// Stores the `dataVolumeTemplates` of a VM as its DataVolumes, unless there are objects of their names.
+/// Stores the `dataVolumeTemplates` of a VM as its DataVolumes, unless there are objects of their names or the VM was
+/// deleted meanwhile.
 ///
 /// # Errors
 /// The store cannot be written.
@@ -205,6 +206,10 @@ pub(crate) fn store_templates(
                 before: None,
             });
             continue;
+        }
+        // Nothing would delete the DataVolumes of a VM that is gone.
+        if machine.is_gone(owner) {
+            break;
         }
         let mut metadata = template["metadata"].clone();
         metadata["namespace"] = json!(owner.key.namespace);
@@ -426,5 +431,43 @@ mod tests {
         import(&machine, &machine.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
         keep(&machine, &name, &old).unwrap_err();
         assert!(machine.claims.has("default", "data"));
+    }
+
+    #[test]
+    fn a_vm_that_was_deleted_gets_no_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let mut template = data_volume("demo-root", &json!({"blank": {}}));
+        template
+            .as_object_mut()
+            .unwrap()
+            .retain(|field, _| field != "kind" && field != "apiVersion");
+        let manifest = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "runStrategy": "Always",
+                "dataVolumeTemplates": [template],
+                "template": {"spec": {
+                    "domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": [{"name": "root"}]}},
+                    "volumes": [{"name": "root", "dataVolume": {"name": "demo-root"}}],
+                }},
+            },
+        });
+        let owner = machine.objects.apply(&manifest).unwrap().object;
+        let expanded = vm::expanded(&owner.object, &[]).unwrap();
+        let stored = || store_templates(&machine, &owner, &expanded).unwrap().len();
+        machine.objects.begin_deletion(&owner.key).unwrap();
+        assert_eq!(stored(), 0);
+        machine.objects.remove(&owner.key).unwrap();
+        assert_eq!(stored(), 0);
+        machine.objects.apply(&manifest).unwrap();
+        assert_eq!(stored(), 0);
+        let volumes = machine
+            .objects
+            .read_kinds(|kind| kind == Kind::DataVolume)
+            .unwrap();
+        assert!(volumes.objects.is_empty());
     }
 }

@@ -100,6 +100,10 @@ pub(super) fn reconcile(
         unit: &unit,
         has_guest: unit.active == "active" && RuntimeDir::locate()?.find(&name.namespace, &name.name).is_ok(),
     };
+    // Another command has deleted it: a unit that is enabled without an object would fail at each boot.
+    if machine.is_gone(&applied.object) {
+        return Ok(Reconciled::Nothing);
+    }
     let enabled = seen.starts() && strategy != RunStrategy::Once;
     if enabled != unit.enabled {
         systemd.enable(&name, enabled)?;
@@ -259,6 +263,7 @@ fn pending(done: &SyncVmiResponse, changed: bool) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
     use husk_proto::shim::v1::{InterfaceStatus, VolumeStatus};
     use husk_vmi::objects::read_objects;
     use serde_json::json;
@@ -278,6 +283,18 @@ mod tests {
             unit,
             has_guest: false,
         }
+    }
+
+    fn vm(strategy: &str) -> Value {
+        json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "runStrategy": strategy,
+                "template": {"spec": {"domain": {"memory": {"guest": "64Mi"}, "devices": {}}}},
+            },
+        })
     }
 
     #[test]
@@ -315,20 +332,11 @@ mod tests {
             };
             seen.step()
         };
-        let spec = json!({"domain": {"devices": {}}});
-        let vm = |strategy: &str| {
-            json!({
-                "apiVersion": "kubevirt.io/v1",
-                "kind": "VirtualMachine",
-                "metadata": {"name": "demo"},
-                "spec": {"runStrategy": strategy, "template": {"spec": spec}},
-            })
-        };
         let vmi = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
             "metadata": {"name": "other"},
-            "spec": spec,
+            "spec": {"domain": {"devices": {}}},
         });
         for manifest in [vm("RerunOnFailure"), vm("Once"), vmi] {
             apply(&manifest);
@@ -341,6 +349,25 @@ mod tests {
             assert_eq!(step(&apply(&manifest)), Step::Nothing, "{manifest}");
         }
         assert_eq!(step(&apply(&vm("Manual"))), Step::Nothing);
+    }
+
+    #[test]
+    fn a_vm_that_was_deleted_meanwhile_is_not_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let systemd = FakeSystemd::default().install();
+        let applied = machine.objects.apply(&vm("Always")).unwrap();
+        let expanded = vm::expanded(&applied.object.object, &[]).unwrap();
+        let key = &applied.object.key;
+        let reconcile = || reconcile(&machine, systemd, &applied, &expanded).unwrap();
+        machine.objects.begin_deletion(key).unwrap();
+        assert_eq!(reconcile(), Reconciled::Nothing);
+        machine.objects.remove(key).unwrap();
+        assert_eq!(reconcile(), Reconciled::Nothing);
+        // Another object of this name.
+        machine.objects.apply(&vm("Always")).unwrap();
+        assert_eq!(reconcile(), Reconciled::Nothing);
+        assert_eq!(FakeSystemd::changes(), [""; 0]);
     }
 
     #[test]

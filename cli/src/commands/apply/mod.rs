@@ -70,14 +70,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         machines::mark_starts(&machine, systemd, &given)?;
     }
     let mut applied = apply_objects(&machine, &given)?;
-    for (key, vm) in &vms {
-        let of_vm = store_templates(&machine, &machine.objects.get(key)?, vm)?;
-        let new = of_vm
-            .iter()
-            .filter(|applied| applied.outcome != Outcome::Unchanged);
-        new.for_each(report);
-        applied.extend(of_vm);
+    let mut templates = Vec::new();
+    for owner in applied.iter().map(|applied| &applied.object) {
+        if let Some((_, vm)) = vms.iter().find(|(key, _)| *key == owner.key) {
+            templates.extend(store_templates(&machine, owner, vm)?);
+        }
     }
+    let new = templates
+        .iter()
+        .filter(|applied| applied.outcome != Outcome::Unchanged);
+    new.for_each(report);
+    applied.extend(templates);
     match systemd {
         Some(systemd) => start(args, &machine, systemd, &applied, &vms),
         None => Ok(()),
