@@ -223,11 +223,14 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
             lines.push(format!("{}there are two objects {key}", given.prefix));
         }
         names.push(key.clone());
-        if Systemd::vm_unit(&vm::name(&key)).len() > MAX_UNIT {
-            lines.push(format!(
-                "{}metadata.name: it is too long, together with the namespace",
+        let too_long = |field: &str| {
+            format!(
+                "{}{field}: it is too long, together with the namespace",
                 given.prefix
-            ));
+            )
+        };
+        if unit_name(&key).len() > MAX_UNIT {
+            lines.push(too_long("metadata.name"));
         }
         if !key.kind.is_vm() {
             continue;
@@ -241,6 +244,14 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
         }
         match expanded(&given.object, &known) {
             Ok(expanded) => {
+                for (index, volume) in expanded.data_volumes.iter().enumerate() {
+                    let key = Key::new(Kind::DataVolume, &key.namespace, &volume.metadata.name);
+                    if unit_name(&key).len() > MAX_UNIT {
+                        lines.push(too_long(&format!(
+                            "spec.dataVolumeTemplates[{index}].metadata.name"
+                        )));
+                    }
+                }
                 added += added_to(&given.object, &expanded);
                 if added > MAX_ADDED {
                     lines.push(format!(
@@ -259,6 +270,15 @@ pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key
     match lines.is_empty() {
         true => Ok(vms),
         false => Err(Failure::Manifest(lines)),
+    }
+}
+
+/// Name of the unit of an object. Objects without one have the limit of a VM's.
+fn unit_name(key: &Key) -> String {
+    let name = vm::name(key);
+    match key.kind {
+        Kind::DataVolume => Systemd::import_unit(&name),
+        _ => Systemd::vm_unit(&name),
     }
 }
 
@@ -295,4 +315,80 @@ fn report(applied: &Applied) {
         "{} {outcome}\n",
         one_line(&applied.object.key.to_string())
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_vmi::objects::read_objects;
+    use serde_json::json;
+
+    use super::*;
+
+    fn given(objects: &[Value]) -> Vec<Given> {
+        let objects = objects.iter().map(ToString::to_string);
+        let objects = objects.flat_map(|text| read_objects(&text).unwrap());
+        let given = objects.map(|object| Given {
+            prefix: "vm.yaml: ".to_owned(),
+            object,
+        });
+        given.collect()
+    }
+
+    fn data_volume(name: &str) -> Value {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": {"name": name},
+            "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+        })
+    }
+
+    /// A VM with the volume `volume`.
+    fn vm(volume: &str) -> Value {
+        json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "runStrategy": "Always",
+                "template": {"spec": {
+                    "domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": [{"name": "data"}]}},
+                    "volumes": [{"name": "data", "dataVolume": {"name": volume}}],
+                }},
+            },
+        })
+    }
+
+    #[test]
+    fn the_names_of_all_units_fit() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let of_vm = "v".repeat(MAX_UNIT - "husk@default:.service".len());
+        let of_import = "i".repeat(MAX_UNIT - "husk-import@default:.service".len());
+        let named = |name: &str, volume: &str| {
+            let mut vm = vm(volume);
+            vm["metadata"]["name"] = json!(name);
+            vm["spec"]["dataVolumeTemplates"] = json!([data_volume(volume)]);
+            vm
+        };
+        let objects = [
+            named(&of_vm, &of_import),
+            data_volume(&format!("{}j", &of_import[1..])),
+        ];
+        checked_vms(&machine, &given(&objects)).unwrap();
+        for (object, field) in [
+            (named(&format!("{of_vm}v"), "data"), "metadata.name"),
+            (data_volume(&format!("{of_import}i")), "metadata.name"),
+            (
+                named("demo", &format!("{of_import}i")),
+                "spec.dataVolumeTemplates[0].metadata.name",
+            ),
+        ] {
+            let Err(Failure::Manifest(lines)) = checked_vms(&machine, &given(&[object])) else {
+                panic!("{field} fits");
+            };
+            let expected = format!("vm.yaml: {field}: it is too long, together with the namespace");
+            assert_eq!(lines, [expected]);
+        }
+    }
 }
