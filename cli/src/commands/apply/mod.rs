@@ -15,7 +15,7 @@ use crate::failure::{Failure, RUNTIME, note, one_line};
 use crate::machine::systemd::Systemd;
 use crate::machine::vm::{ExpandedVm, expanded};
 use crate::machine::{Machine, finish_deletions, store_templates, unit, vm};
-use crate::vm_ref;
+use crate::vm_ref::{self, VmRef};
 use files::Given;
 use machines::Reconciled;
 
@@ -82,7 +82,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     new.for_each(report);
     applied.extend(templates);
     match systemd {
-        Some(systemd) => start(args, &machine, systemd, &applied, &vms),
+        Some(systemd) => {
+            unit::install(systemd)?;
+            start(args, &machine, systemd, &applied, &vms)
+        }
         None => Ok(()),
     }
 }
@@ -95,22 +98,21 @@ fn start(
     applied: &[Applied],
     vms: &[(Key, ExpandedVm)],
 ) -> Result<(), Failure> {
-    unit::install(systemd)?;
     let mut waits = wait::Waits::default();
+    let mut failed = false;
     for object in applied.iter().map(|applied| &applied.object) {
         let name = vm::name(&object.key);
         if object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
-            let started = systemd.start_import(&name, &unit::program()?);
-            // A unit of this name may run already.
-            if let Err(failure) = started
-                && !systemd.import(&name)?.runs()
-            {
-                return Err(failure);
+            match start_import(systemd, &name) {
+                Ok(()) => waits.volumes.push(name),
+                // VMs start all the same, and fill their volumes themselves.
+                Err(failure) => {
+                    failure.report();
+                    failed = true;
+                }
             }
-            waits.volumes.push(name);
         }
     }
-    let mut failed = false;
     for applied in applied {
         let key = &applied.object.key;
         let Some((_, expanded)) = vms.iter().find(|(of_vm, _)| of_vm == key) else {
@@ -134,6 +136,14 @@ fn start(
     match failed {
         true => Err(Failure::Ended(RUNTIME)),
         false => Ok(()),
+    }
+}
+
+/// Starts the unit that fills a volume, unless it runs.
+fn start_import(systemd: Systemd, volume: &VmRef) -> Result<(), Failure> {
+    match systemd.start_import(volume, &unit::program()?) {
+        Err(failure) if !systemd.import(volume)?.runs() => Err(failure),
+        _ => Ok(()),
     }
 }
 
@@ -323,6 +333,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
 
     fn given(objects: &[Value]) -> Vec<Given> {
         let objects = objects.iter().map(ToString::to_string);
@@ -390,5 +401,32 @@ mod tests {
             let expected = format!("vm.yaml: {field}: it is too long, together with the namespace");
             assert_eq!(lines, [expected]);
         }
+    }
+
+    #[test]
+    fn vms_start_also_if_an_import_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let systemd = FakeSystemd {
+            fails: Some("systemd-run"),
+            ..FakeSystemd::default()
+        }
+        .install();
+        let given = given(&[data_volume("data"), vm("data")]);
+        let vms = checked_vms(&machine, &given).unwrap();
+        let applied = apply_objects(&machine, &given).unwrap();
+        let args = Args {
+            files: Vec::new(),
+            namespace: None,
+            no_wait: true,
+        };
+        let started = start(&args, &machine, systemd, &applied, &vms);
+        assert!(matches!(started, Err(Failure::Ended(RUNTIME))), "{started:?}");
+        let changes = FakeSystemd::changes();
+        assert_eq!(
+            changes.last().map(String::as_str),
+            Some("start husk@default:demo.service"),
+            "{changes:?}"
+        );
     }
 }
