@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use husk_monitor::client;
 use husk_monitor::state::RuntimeDir;
-use husk_objects::{Applied, Outcome};
+use husk_objects::{Applied, Key, Kind, ObjectError, Outcome};
 use husk_proto::shim::v1::{SyncVmiRequest, SyncVmiResponse};
 use husk_vmi::objects::RunStrategy;
 use serde_json::Value;
@@ -26,6 +26,8 @@ pub(super) enum Reconciled {
     /// It starts again after the process of this id.
     Restarts(String),
     Stops,
+    /// It runs, and [`sync`] is to change its devices.
+    Syncs,
     Nothing,
 }
 
@@ -82,12 +84,12 @@ impl Seen<'_> {
     }
 }
 
-/// Begins what the run strategy of a VM asks for, and applies changes to the VM if it runs.
+/// Begins what the run strategy of a VM asks for.
 pub(super) fn reconcile(
     machine: &Machine,
     systemd: Systemd,
+    runtime: &RuntimeDir,
     applied: &Applied,
-    expanded: &ExpandedVm,
 ) -> Result<Reconciled, Failure> {
     let name = vm::name(&applied.object.key);
     let strategy = vm::run_strategy(&applied.object);
@@ -98,7 +100,7 @@ pub(super) fn reconcile(
         changed: applied.outcome != Outcome::Unchanged,
         is_due: is_new_strategy(applied) || mark.is_due(strategy),
         unit: &unit,
-        has_guest: unit.active == "active" && RuntimeDir::locate()?.find(&name.namespace, &name.name).is_ok(),
+        has_guest: unit.active == "active" && has_guest(runtime, &name),
     };
     // Another command has deleted it: a unit that is enabled without an object would fail at each boot.
     if machine.is_gone(&applied.object) {
@@ -123,10 +125,7 @@ pub(super) fn reconcile(
         Step::Start if !unit.is_stopping() => Reconciled::Starts,
         Step::Start | Step::Restart => Reconciled::Restarts(unit.pid),
         Step::Stop => Reconciled::Stops,
-        Step::Sync => {
-            sync(machine, applied, expanded)?;
-            Reconciled::Nothing
-        }
+        Step::Sync => Reconciled::Syncs,
         Step::Wait => Reconciled::Starts,
         Step::Nothing => Reconciled::Nothing,
     })
@@ -174,32 +173,72 @@ fn strategy_text(object: &Value) -> Option<String> {
     })
 }
 
-/// Applies what can change in a running VM, and says what needs a restart. Says nothing if the VM is as its object.
-fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) -> Result<(), Failure> {
-    let name = &vm::name(&applied.object.key);
-    let volumes = expanded
-        .vmi
-        .spec
-        .volumes
-        .iter()
-        .filter(|volume| volume.is_hotpluggable());
-    let mut paths = HashMap::new();
-    for volume in volumes {
-        let Some(claim) = claim_of(volume) else { continue };
-        if !machine.claims.has(&name.namespace, claim) {
-            let objects = machine.read()?;
-            let claim = VmRef {
-                namespace: name.namespace.clone(),
-                name: claim.to_owned(),
-            };
-            crate::machine::import(machine, &objects, &claim, &mut |text| {
-                eprintln!("{name}: {}", one_line(text))
-            })
-            .map_err(|error| Failure::Runtime(format!("{name}: {}", error.text)))?;
+/// The volumes to plug into a running VM that are not filled yet.
+///
+/// # Errors
+/// Nothing fills one of them.
+pub(super) fn unfilled(machine: &Machine, vm: &VmRef, expanded: &ExpandedVm) -> Result<Vec<VmRef>, Failure> {
+    let mut volumes = Vec::new();
+    for (_, claim) in plugged(expanded) {
+        if machine.claims.has(&vm.namespace, claim) {
+            continue;
         }
-        let path = machine.claims.image(&name.namespace, claim);
-        paths.insert(volume.name.clone(), path.to_string_lossy().into_owned());
+        let volume = VmRef {
+            namespace: vm.namespace.clone(),
+            name: claim.to_owned(),
+        };
+        let key = Key::new(Kind::DataVolume, &volume.namespace, &volume.name);
+        match machine.objects.get(&key) {
+            Ok(_) => volumes.push(volume),
+            Err(ObjectError::NotFound(_)) => {
+                return Err(Failure::Runtime(format!(
+                    "{vm}: PVC {claim} not found: apply it, or `husk volume create {volume} --size SIZE`"
+                )));
+            }
+            Err(damaged) => return Err(damaged.into()),
+        }
     }
+    Ok(volumes)
+}
+
+/// Names and claims of the volumes that can be plugged while the VM runs.
+fn plugged(expanded: &ExpandedVm) -> impl Iterator<Item = (&str, &str)> {
+    let volumes = expanded.vmi.spec.volumes.iter();
+    volumes
+        .filter(|volume| volume.is_hotpluggable())
+        .filter_map(|volume| Some((volume.name.as_str(), claim_of(volume)?)))
+}
+
+fn has_guest(runtime: &RuntimeDir, vm: &VmRef) -> bool {
+    runtime.find(&vm.namespace, &vm.name).is_ok()
+}
+
+/// As [`sync`], for a VM whose volumes were filled meanwhile. Does nothing if their import failed, if the VM has ended,
+/// or if another command has changed its object.
+pub(super) fn sync_later(
+    machine: &Machine,
+    runtime: &RuntimeDir,
+    applied: &Applied,
+    expanded: &ExpandedVm,
+) -> Result<(), Failure> {
+    let key = &applied.object.key;
+    let name = vm::name(key);
+    let now = machine.objects.get(key);
+    let is_same = now.is_ok_and(|now| now.value() == applied.object.value());
+    if is_same && has_guest(runtime, &name) && unfilled(machine, &name, expanded)?.is_empty() {
+        sync(machine, applied, expanded)?;
+    }
+    Ok(())
+}
+
+/// Applies what can change in a running VM, and says what needs a restart. Says nothing if the VM is as its object.
+pub(super) fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) -> Result<(), Failure> {
+    let name = &vm::name(&applied.object.key);
+    let paths = plugged(expanded).map(|(volume, claim)| {
+        let path = machine.claims.image(&name.namespace, claim);
+        (volume.to_owned(), path.to_string_lossy().into_owned())
+    });
+    let paths: HashMap<_, _> = paths.collect();
     let mut vmi = expanded.manifest.clone();
     // A manifest from a cluster has another one.
     vmi["metadata"]["uid"] = applied.object.uid().into();
@@ -264,6 +303,7 @@ fn pending(done: &SyncVmiResponse, changed: bool) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use husk_claims::NewClaim;
     use husk_proto::shim::v1::{InterfaceStatus, VolumeStatus};
     use husk_vmi::objects::read_objects;
     use serde_json::json;
@@ -290,10 +330,7 @@ mod tests {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachine",
             "metadata": {"name": "demo"},
-            "spec": {
-                "runStrategy": strategy,
-                "template": {"spec": {"domain": {"memory": {"guest": "64Mi"}, "devices": {}}}},
-            },
+            "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
         })
     }
 
@@ -356,10 +393,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
         let systemd = FakeSystemd::default().install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
         let applied = machine.objects.apply(&vm("Always")).unwrap();
-        let expanded = vm::expanded(&applied.object.object, &[]).unwrap();
         let key = &applied.object.key;
-        let reconcile = || reconcile(&machine, systemd, &applied, &expanded).unwrap();
+        let reconcile = || reconcile(&machine, systemd, &runtime, &applied).unwrap();
         machine.objects.begin_deletion(key).unwrap();
         assert_eq!(reconcile(), Reconciled::Nothing);
         machine.objects.remove(key).unwrap();
@@ -368,6 +405,44 @@ mod tests {
         machine.objects.apply(&vm("Always")).unwrap();
         assert_eq!(reconcile(), Reconciled::Nothing);
         assert_eq!(FakeSystemd::changes(), [""; 0]);
+    }
+
+    #[test]
+    fn a_vm_whose_volumes_were_filled_changes_only_if_it_runs_and_is_as_applied() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let mut manifest = vm("Manual");
+        manifest["spec"]["template"]["spec"] = json!({
+            "domain": {
+                "memory": {"guest": "64Mi"},
+                "devices": {"disks": [{"name": "data", "disk": {"bus": "scsi"}}]},
+            },
+            "volumes": [{"name": "data", "dataVolume": {"name": "data", "hotpluggable": true}}],
+        });
+        let data = json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": {"name": "data"},
+            "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+        });
+        machine.objects.apply(&data).unwrap();
+        let applied = machine.objects.apply(&manifest).unwrap();
+        let expanded = vm::expanded(&applied.object.object, &[]).unwrap();
+        // A change would fail: no monitor answers.
+        let later = || sync_later(&machine, &runtime, &applied, &expanded).unwrap();
+        let runs = runtime.claim("default", "demo").unwrap();
+        later();
+        machine
+            .claims
+            .create(&NewClaim::new("default", "data", 1 << 20))
+            .unwrap();
+        drop(runs);
+        later();
+        let _runs = runtime.claim("default", "demo").unwrap();
+        manifest["metadata"]["labels"] = json!({"a": "b"});
+        machine.objects.apply(&manifest).unwrap();
+        later();
     }
 
     #[test]

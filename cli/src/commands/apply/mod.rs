@@ -7,6 +7,7 @@ pub(crate) mod wait;
 
 use std::path::PathBuf;
 
+use husk_monitor::state::RuntimeDir;
 use husk_objects::{Applied, Key, Kind, Outcome};
 use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
 use serde_json::Value;
@@ -18,6 +19,7 @@ use crate::machine::{Machine, finish_deletions, store_templates, unit, vm};
 use crate::vm_ref::{self, VmRef};
 use files::Given;
 use machines::Reconciled;
+use wait::Waits;
 
 /// Longest name of a unit, and of a file.
 const MAX_UNIT: usize = 255;
@@ -84,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match systemd {
         Some(systemd) => {
             unit::install(systemd)?;
-            start(args, &machine, systemd, &applied, &vms)
+            start(args, &machine, systemd, &RuntimeDir::locate()?, &applied, &vms)
         }
         None => Ok(()),
     }
@@ -95,48 +97,95 @@ fn start(
     args: &Args,
     machine: &Machine,
     systemd: Systemd,
+    runtime: &RuntimeDir,
     applied: &[Applied],
     vms: &[(Key, ExpandedVm)],
 ) -> Result<(), Failure> {
-    let mut waits = wait::Waits::default();
+    let mut waits = Waits::default();
     let mut failed = false;
+    let mut fail = |failure: Failure| {
+        failure.report();
+        failed = true;
+    };
     for object in applied.iter().map(|applied| &applied.object) {
         let name = vm::name(&object.key);
         if object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
             match start_import(systemd, &name) {
                 Ok(()) => waits.volumes.push(name),
                 // VMs start all the same, and fill their volumes themselves.
-                Err(failure) => {
-                    failure.report();
-                    failed = true;
-                }
+                Err(failure) => fail(failure),
             }
         }
     }
+    let mut running = Vec::new();
     for applied in applied {
         let key = &applied.object.key;
         let Some((_, expanded)) = vms.iter().find(|(of_vm, _)| of_vm == key) else {
             continue;
         };
         let name = vm::name(key);
-        match machines::reconcile(machine, systemd, applied, expanded) {
+        match machines::reconcile(machine, systemd, runtime, applied) {
             Ok(Reconciled::Starts) => waits.vms.push(name),
             Ok(Reconciled::Restarts(pid)) => waits.restart(name, pid),
             Ok(Reconciled::Stops) => waits.stops.push(name),
+            Ok(Reconciled::Syncs) => running.push((applied, expanded)),
             Ok(Reconciled::Nothing) => {}
-            Err(failure) => {
-                failure.report();
-                failed = true;
-            }
+            Err(failure) => fail(failure),
         }
     }
-    if !args.no_wait {
-        waits.until_done(machine, systemd)?;
+    let mut later = Vec::new();
+    for (applied, expanded) in running {
+        match sync_or_fill(machine, systemd, &mut waits, applied, expanded) {
+            Ok(unfilled) if unfilled.is_empty() => {}
+            Ok(unfilled) => later.push((applied, expanded, unfilled)),
+            Err(failure) => fail(failure),
+        }
+    }
+    if args.no_wait {
+        for (applied, _, unfilled) in later {
+            let name = vm::name(&applied.object.key);
+            for volume in unfilled {
+                note(&format!(
+                    "{name} does not change yet, because the volume {volume} is being filled: apply again when it is"
+                ));
+            }
+        }
+    } else {
+        if let Err(failure) = waits.until_done(machine, systemd) {
+            fail(failure);
+        }
+        for (applied, expanded, _) in later {
+            if let Err(failure) = machines::sync_later(machine, runtime, applied, expanded) {
+                fail(failure);
+            }
+        }
     }
     match failed {
         true => Err(Failure::Ended(RUNTIME)),
         false => Ok(()),
     }
+}
+
+/// Changes a running VM as its object says. If volumes of it are not filled yet, starts their imports instead, and
+/// returns them.
+fn sync_or_fill(
+    machine: &Machine,
+    systemd: Systemd,
+    waits: &mut Waits,
+    applied: &Applied,
+    expanded: &ExpandedVm,
+) -> Result<Vec<VmRef>, Failure> {
+    let unfilled = machines::unfilled(machine, &vm::name(&applied.object.key), expanded)?;
+    if unfilled.is_empty() {
+        machines::sync(machine, applied, expanded)?;
+    }
+    for volume in &unfilled {
+        if !waits.volumes.contains(volume) {
+            start_import(systemd, volume)?;
+            waits.volumes.push(volume.clone());
+        }
+    }
+    Ok(unfilled)
 }
 
 /// Starts the unit that fills a volume, unless it runs.
@@ -355,19 +404,41 @@ mod tests {
     }
 
     /// A VM with the volume `volume`.
-    fn vm(volume: &str) -> Value {
+    fn vm(name: &str, volume: &str) -> Value {
         json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
+            "metadata": {"name": name},
             "spec": {
                 "runStrategy": "Always",
                 "template": {"spec": {
-                    "domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": [{"name": "data"}]}},
-                    "volumes": [{"name": "data", "dataVolume": {"name": volume}}],
+                    "domain": {
+                        "memory": {"guest": "64Mi"},
+                        "devices": {"disks": [{"name": "data", "disk": {"bus": "scsi"}}]},
+                    },
+                    "volumes": [{"name": "data", "dataVolume": {"name": volume, "hotpluggable": true}}],
                 }},
             },
         })
+    }
+
+    /// Applies objects without waiting. Returns what systemd was asked to change, too.
+    fn started(
+        machine: &Machine,
+        objects: &[Value],
+        systemd: FakeSystemd,
+        runtime: &RuntimeDir,
+    ) -> (Result<(), Failure>, Vec<String>) {
+        let given = given(objects);
+        let vms = checked_vms(machine, &given).unwrap();
+        let applied = apply_objects(machine, &given).unwrap();
+        let args = Args {
+            files: Vec::new(),
+            namespace: None,
+            no_wait: true,
+        };
+        let started = start(&args, machine, systemd.install(), runtime, &applied, &vms);
+        (started, FakeSystemd::changes())
     }
 
     #[test]
@@ -377,8 +448,7 @@ mod tests {
         let of_vm = "v".repeat(MAX_UNIT - "husk@default:.service".len());
         let of_import = "i".repeat(MAX_UNIT - "husk-import@default:.service".len());
         let named = |name: &str, volume: &str| {
-            let mut vm = vm(volume);
-            vm["metadata"]["name"] = json!(name);
+            let mut vm = vm(name, volume);
             vm["spec"]["dataVolumeTemplates"] = json!([data_volume(volume)]);
             vm
         };
@@ -407,26 +477,61 @@ mod tests {
     fn vms_start_also_if_an_import_does_not() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
+        let runtime = RuntimeDir::at(folder.path().join("run"));
         let systemd = FakeSystemd {
             fails: Some("systemd-run"),
             ..FakeSystemd::default()
-        }
-        .install();
-        let given = given(&[data_volume("data"), vm("data")]);
-        let vms = checked_vms(&machine, &given).unwrap();
-        let applied = apply_objects(&machine, &given).unwrap();
-        let args = Args {
-            files: Vec::new(),
-            namespace: None,
-            no_wait: true,
         };
-        let started = start(&args, &machine, systemd, &applied, &vms);
-        assert!(matches!(started, Err(Failure::Ended(RUNTIME))), "{started:?}");
-        let changes = FakeSystemd::changes();
+        let objects = [data_volume("data"), vm("demo", "data")];
+        let (done, changes) = started(&machine, &objects, systemd, &runtime);
+        assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
         assert_eq!(
             changes.last().map(String::as_str),
             Some("start husk@default:demo.service"),
             "{changes:?}"
         );
+    }
+
+    #[test]
+    fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let _runs = runtime.claim("default", "runs").unwrap();
+        let units = || FakeSystemd {
+            units: [("husk@default:runs.service".to_owned(), "active")].into(),
+            ..FakeSystemd::default()
+        };
+        let program = unit::program().unwrap();
+        let import = |volume| {
+            format!(
+                "husk-import@default:{volume}.service {} import-volume default:{volume}",
+                program.display()
+            )
+        };
+        let vms = |volume| vec![vm("runs", volume), vm("starts", volume)];
+        let start = [
+            "enable husk@default:runs.service",
+            "enable husk@default:starts.service",
+            "start husk@default:starts.service",
+        ]
+        .map(str::to_owned);
+
+        let objects = [vms("new"), vec![data_volume("new")]].concat();
+        let (done, changes) = started(&machine, &objects, units(), &runtime);
+        done.unwrap();
+        assert_eq!(changes, [vec![import("new")], start.to_vec()].concat());
+
+        // Its import may have failed after an earlier command.
+        machine.objects.apply(&data_volume("old")).unwrap();
+        let (done, changes) = started(&machine, &vms("old"), units(), &runtime);
+        done.unwrap();
+        assert_eq!(changes, [start.to_vec(), vec![import("old")]].concat());
+        assert_eq!(machine.claims.list().unwrap().len(), 0);
+
+        // Nothing fills it.
+        let (done, changes) = started(&machine, &vms("none"), units(), &runtime);
+        assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
+        assert_eq!(changes, start);
     }
 }
