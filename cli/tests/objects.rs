@@ -220,6 +220,24 @@ fn a_deletion_that_was_cut_off_is_ended_by_the_next_command() {
 }
 
 #[test]
+fn a_deletion_that_was_cut_off_is_forgotten_if_a_vm_uses_the_data() {
+    let store = Store::new();
+    let image = store.blank("data");
+    let file = store.path("data/objects/default/datavolume/data.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    let begun = text.replace(
+        "{name: data,",
+        "{name: data, deletionTimestamp: 2026-01-01T00:00:00Z,",
+    );
+    fs::write(&file, begun).unwrap();
+    let used = lock(&image);
+    store.ok(&["delete", "secret", "none", "--ignore-not-found"]);
+    drop(used);
+    store.ok(&["delete", "secret", "none", "--ignore-not-found"]);
+    assert!(image.exists() && store.names("dv") == "data\n");
+}
+
+#[test]
 fn a_claim_that_a_data_volume_did_not_make_stays() {
     let store = Store::new();
     store.ok(&["volume", "create", "data", "--size", "1Mi"]);

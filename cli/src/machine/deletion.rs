@@ -121,6 +121,11 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
             if data_volume::owns_claim(machine, object) {
                 match machine.claims.remove(&name.namespace, &name.name) {
                     Ok(()) | Err(ClaimError::Unknown(_)) => {}
+                    Err(error @ ClaimError::InUse(_)) => {
+                        // Else a later command would delete what the VM has written until then.
+                        machine.objects.cancel_deletion(&object.key)?;
+                        return Err(error.into());
+                    }
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -215,6 +215,18 @@ impl ObjectStore {
         })
     }
 
+    /// Takes back that the deletion of an object has begun.
+    ///
+    /// # Errors
+    /// There is no such object, or the store cannot be written.
+    pub fn cancel_deletion(&self, key: &Key) -> Result<StoredObject, ObjectError> {
+        self.edit(key, |object| {
+            if let Some(metadata) = object["metadata"].as_object_mut() {
+                metadata.remove("deletionTimestamp");
+            }
+        })
+    }
+
     /// Removes the file of an object, damaged or not.
     ///
     /// # Errors
