@@ -243,7 +243,29 @@ impl Qcow2Header {
         places.sort_unstable();
         match places.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(refused(format!("two tables in one cluster, at {:#x}", pair[0]))),
+            None if writable => self.check_first_count(file),
             None => Ok(()),
+        }
+    }
+
+    /// Checks that the first cluster, which has the header, is counted as used. imago would allocate it, and without the
+    /// refcount block of it would recurse without end: it takes a block at offset 0 for none.
+    fn check_first_count(&self, file: &File) -> io::Result<()> {
+        let mut entry = [0; 8];
+        file.read_exact_at(&mut entry, self.counts.offset)?;
+        let block = u64::from_be_bytes(entry) & !511;
+        let bits = 1_usize << self.count_order;
+        let mut count = [0_u8; 8];
+        let count = &mut count[..(bits / 8).max(1)];
+        if block != 0 {
+            file.read_exact_at(count, block)?;
+        }
+        if bits < 8 {
+            count[0] &= (1 << bits) - 1;
+        }
+        match count.iter().all(|byte| *byte == 0) {
+            true => Err(refused("it counts the cluster of its header as free")),
+            false => Ok(()),
         }
     }
 

@@ -152,6 +152,18 @@ fn tables_in_one_place_are_refused() {
 }
 
 #[test]
+fn an_image_whose_header_is_not_counted_is_refused() {
+    let counts = word(&edited(&[]), 48);
+    let block = word(&edited(&[]), counts);
+    for at in [counts, block] {
+        let file = edited(&[(at, &[0; 8])]);
+        let why = refusal(&file, options()).unwrap();
+        assert!(why.contains("its header as free"), "{why}");
+        assert_eq!(refusal(&file, reading()), None);
+    }
+}
+
+#[test]
 fn memory_and_time_are_bounded() {
     // A disk of 60 GiB in clusters of 512 bytes, and in a sparse file: a table for every 32 KiB.
     let file = edited(&[]);
