@@ -32,9 +32,12 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Finding {
     target: String,
-    /// None if the target ended in another way.
+    /// None if the target ended in another way, such as by an overflow of its stack.
     input: Option<PathBuf>,
     output: String,
+    /// How the target ended.
+    status: String,
+    seed: u32,
 }
 
 impl Finding {
@@ -67,7 +70,11 @@ impl fmt::Display for Finding {
                 self.target,
                 input.display()
             ),
-            None => write!(f, "it ended without an input to repeat"),
+            None => write!(
+                f,
+                "it ended without an input ({}); with the same corpus, the seed repeats it: cargo xtask fuzz {} --seed {}",
+                self.status, self.target, self.seed
+            ),
         }
     }
 }
@@ -97,6 +104,8 @@ pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32)
         target: target.to_owned(),
         input: output.input,
         output: output.tail.join("\n"),
+        status: status.to_string(),
+        seed,
     });
     Ok(Outcome {
         executions: output.executions,
@@ -196,14 +205,22 @@ mod tests {
         output.line("thread '<unnamed>' panicked at src/lib.rs:7:9:");
         output.line("artifact_prefix='/a/'; Test unit written to /a/crash-0123");
         assert_eq!(output.input.as_deref(), Some(Path::new("/a/crash-0123")));
-        let finding = Finding {
+        let mut finding = Finding {
             target: "qcow2".to_owned(),
             input: output.input,
             output: output.tail.join("\n"),
+            status: "signal: 11 (SIGSEGV)".to_owned(),
+            seed: 7,
         };
         let text = finding.to_string();
         assert!(
             text.contains("lib.rs:7:9") && text.ends_with("fuzz qcow2 --input /a/crash-0123"),
+            "{text}"
+        );
+        finding.input = None;
+        let text = finding.to_string();
+        assert!(
+            text.contains("SIGSEGV") && text.ends_with("fuzz qcow2 --seed 7"),
             "{text}"
         );
     }
