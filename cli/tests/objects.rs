@@ -204,10 +204,8 @@ fn a_refused_deletion_is_forgotten() {
     assert!(!image.exists() && store.names("dv").is_empty());
 }
 
-#[test]
-fn a_deletion_that_was_cut_off_is_ended_by_the_next_command() {
-    let store = Store::new();
-    let image = store.blank("data");
+/// Leaves the DataVolume `data` as a deletion that was cut off does. Returns its file.
+fn begin_deletion(store: &Store) -> PathBuf {
     let file = store.path("data/objects/default/datavolume/data.yaml");
     let text = fs::read_to_string(&file).unwrap();
     let begun = text.replace(
@@ -215,6 +213,14 @@ fn a_deletion_that_was_cut_off_is_ended_by_the_next_command() {
         "{name: data, deletionTimestamp: 2026-01-01T00:00:00Z,",
     );
     fs::write(&file, begun).unwrap();
+    file
+}
+
+#[test]
+fn a_deletion_that_was_cut_off_is_ended_by_the_next_command() {
+    let store = Store::new();
+    let image = store.blank("data");
+    let file = begin_deletion(&store);
     store.ok(&["delete", "secret", "none", "--ignore-not-found"]);
     assert!(!image.exists() && !file.exists());
 }
@@ -223,13 +229,7 @@ fn a_deletion_that_was_cut_off_is_ended_by_the_next_command() {
 fn a_deletion_that_was_cut_off_is_forgotten_if_a_vm_uses_the_data() {
     let store = Store::new();
     let image = store.blank("data");
-    let file = store.path("data/objects/default/datavolume/data.yaml");
-    let text = fs::read_to_string(&file).unwrap();
-    let begun = text.replace(
-        "{name: data,",
-        "{name: data, deletionTimestamp: 2026-01-01T00:00:00Z,",
-    );
-    fs::write(&file, begun).unwrap();
+    begin_deletion(&store);
     let used = lock(&image);
     store.ok(&["delete", "secret", "none", "--ignore-not-found"]);
     drop(used);
