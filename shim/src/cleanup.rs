@@ -1,5 +1,6 @@
 //! `delete`: cleans up after a container whose shim was killed.
 
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::api::{DeleteRequest, DeleteResponse, KillRequest, ShutdownRequest, WaitRequest};
@@ -36,15 +37,7 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
             eprintln!("the cgroup stays: {error}");
         }
         if spec::role(&spec, None).is_ok() {
-            let group = bundle::group(&bundle).ok().flatten();
-            let group = group.unwrap_or_else(|| flags.id.clone());
-            let address = bootstrap::address_in(&bundle)
-                .unwrap_or_else(|| Address::of(None, &flags.address, &flags.namespace, &group));
-            match address.is_served() {
-                // containerd has given up this container, and if it is the sandbox, the pod.
-                true => release_container(&address.to_string(), &flags.id, group == flags.id),
-                false => address.remove(),
-            }
+            release(flags, &bundle);
         }
     }
     if let Ok(runtime) = RuntimeDir::locate()
@@ -58,6 +51,19 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
         ..DeleteResponse::default()
     };
     response.write_to_bytes().map_err(|error| error.to_string())
+}
+
+/// Has the shim of a bundle release its container, or removes the socket of a shim that is dead.
+fn release(flags: &Flags, bundle: &Path) {
+    let group = bundle::group(bundle).ok().flatten();
+    let group = group.unwrap_or_else(|| flags.id.clone());
+    let computed = || Address::of(None, &flags.address, &flags.namespace, &group);
+    let address = bootstrap::address_in(bundle).unwrap_or_else(computed);
+    match address.is_served() {
+        // containerd has given up this container, and if it is the sandbox, the pod.
+        true => release_container(&address.to_string(), &flags.id, group == flags.id),
+        false => address.remove(),
+    }
 }
 
 /// Makes a running shim delete a container, and exit if it has no other or if `now` is set.
@@ -97,4 +103,36 @@ fn release_container(address: &str, id: &str, now: bool) {
     };
     // The answer does not matter: without containers the shim exits soon.
     let _ = runtime.block_on(async { timeout(3 * WITHIN, asked).await });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::bootstrap::Action;
+
+    #[test]
+    fn the_socket_of_a_dead_shim_is_removed_where_its_bundle_says() {
+        let bundle = tempfile::tempdir().unwrap();
+        let socket = bundle.path().join("socket");
+        drop(UnixListener::bind(&socket).unwrap());
+        fs::write(
+            bundle.path().join("address"),
+            format!("unix://{}", socket.display()),
+        )
+        .unwrap();
+        let flags = Flags {
+            action: Action::Delete,
+            namespace: "default".into(),
+            id: "a".into(),
+            address: "/run/c.sock".into(),
+            bundle: String::new(),
+            socket: String::new(),
+            debug: false,
+        };
+        release(&flags, bundle.path());
+        assert!(!socket.exists());
+    }
 }

@@ -62,17 +62,3 @@ pub(crate) fn info() -> Result<Vec<u8>, String> {
     };
     info.write_to_bytes().map_err(|error| error.to_string())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bundle_names_the_socket_of_its_shim() {
-        let bundle = tempfile::tempdir().unwrap();
-        assert_eq!(address_in(bundle.path()), None);
-        let address = Address::of(Some("/run/other"), "/run/c.sock", "default", "a");
-        fs::write(bundle.path().join(ADDRESS), address.to_string()).unwrap();
-        assert_eq!(address_in(bundle.path()), Some(address));
-    }
-}
