@@ -24,7 +24,7 @@ pub struct KubeVirtVersion(String);
 /// The KubeVirt of a cluster.
 pub struct InstalledKubeVirt {
     client: Client,
-    /// What the API server answered last.
+    /// The last answer of the API server.
     last: Option<Result<KubeVirtVersion, String>>,
 }
 
@@ -43,11 +43,12 @@ impl InstalledKubeVirt {
         InstalledKubeVirt { client, last: None }
     }
 
-    /// Returns the version that runs in the cluster, or the reason why there is none. If the API server cannot say, that
-    /// is the version as of before: a node whose heartbeats stop is taken for dead.
+    /// Returns the version that runs in the cluster. While the API server does not answer, the last answer stays valid:
+    /// without one the agent would send no heartbeat, and KubeVirt takes a node without heartbeats for dead.
     ///
     /// # Errors
-    /// KubeVirt is not installed, is about to be, or is not known.
+    /// The reason why there is no version: KubeVirt is not installed, does not report one yet, or the API server has
+    /// never answered.
     pub async fn version(&mut self) -> Result<KubeVirtVersion, String> {
         let objects = match objects(&self.client).await {
             Ok(objects) => objects,

@@ -20,7 +20,7 @@ const NUM_BUFFERS: u64 = 10;
 pub struct Interrupt {
     /// The VM.
     pub vm: Arc<VmFd>,
-    /// What the driver wrote to the MSI-X table.
+    /// Address and data of the queue's entry in the MSI-X table.
     pub message: kvm_msi,
 }
 
@@ -78,7 +78,7 @@ pub struct Receiver {
     pub ring: Ring,
     /// Sent after a frame.
     pub interrupt: Interrupt,
-    /// Where frames come from.
+    /// The tap that it receives frames from.
     pub tap: Arc<Tap>,
     /// Written when the driver adds buffers.
     pub refilled: EventFd,

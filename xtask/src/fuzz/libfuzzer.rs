@@ -35,7 +35,7 @@ pub struct Finding {
     /// None if the target ended in another way, such as by an overflow of its stack.
     input: Option<PathBuf>,
     output: String,
-    /// How the target ended.
+    /// Exit status of the target, or the signal that killed it.
     status: String,
     seed: u32,
 }

@@ -4,9 +4,9 @@ use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
 use husk_volumes::OpenDisk;
 
-/// Gives a copy a write cache, unless the manifest chooses the mode (`planned`). On a file system with direct I/O the guest has
-/// seen one, and for a driver that has not, each write is durable. A copy that direct I/O does not serve does without.
-/// It ends with the VM, so the host's page cache loses nothing.
+/// Gives a copy a write cache, unless the manifest chooses the mode (`planned`). On a file system with direct I/O the
+/// guest has seen one, and for a driver that has not, each write is durable. A copy that direct I/O does not serve does
+/// without. It ends with the VM, so the host's page cache loses nothing.
 pub(crate) fn adapt(planned: CacheMode, open: &mut OpenDisk) {
     if planned == CacheMode::Auto && open.private && !open.read_only && open.cache == Cache::Writethrough {
         open.cache = Cache::Writeback;

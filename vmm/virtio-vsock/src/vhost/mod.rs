@@ -173,8 +173,8 @@ impl VirtioDevice for VhostVsock {
         let mut queues: Vec<_> = event_queue.into_iter().collect();
         match stopped {
             Ok(()) => queues.extend([receive, transmit]),
-            // Without their positions in the rings, they cannot go on: the transport misses them, and the device needs
-            // a reset.
+            // Their positions in the rings are unknown. The transport notices that they are missing, and has the driver
+            // reset the device.
             Err(error) => tracing::error!(%error, "vhost-vsock did not release its queues"),
         }
         // After the queues, so that no interrupt of theirs is lost.
