@@ -232,8 +232,9 @@ impl Rig {
             match self.fail {
                 Some((number, kind)) if number == steps => task.complete_step(Err(kind.into())),
                 _ => {
-                    let (came, went) = self.carry_out(&step, &mut task, out, &mut data_in);
-                    (moved_in, moved_out) = (moved_in + came, moved_out + went);
+                    let (came, sent) = self.carry_out(&step, &mut task, out, &mut data_in);
+                    // WRITE AND VERIFY moves each byte twice, and its residual counts it once.
+                    (moved_in, moved_out) = (moved_in + came, moved_out.max(sent));
                 }
             }
             steps += 1;
@@ -325,7 +326,7 @@ impl Rig {
         }
     }
 
-    /// Returns the bytes that moved to the initiator, and those that moved from it.
+    /// Returns the number of bytes that moved to the initiator, and the end of those that moved from its buffer.
     fn carry_out(&mut self, step: &Step, task: &mut Task, out: &[u8], data_in: &mut [u8]) -> (u64, u64) {
         let bytes = |offset: u64, len: u64| offset as usize..(offset + len) as usize;
         let grains =
@@ -347,7 +348,7 @@ impl Rig {
             } => {
                 let from = match from {
                     DataLocation::Initiator(at) => {
-                        moved.1 = len;
+                        moved.1 = at + len;
                         &out[at as usize..][..len as usize]
                     }
                     DataLocation::Scratch(at) => &task.scratch()[at..][..len as usize],
@@ -372,7 +373,7 @@ impl Rig {
                 return moved;
             }
             Step::Pull { offset, into } => {
-                moved.1 = into.len() as u64;
+                moved.1 = offset + into.len() as u64;
                 let from = &out[offset as usize..][..into.len()];
                 task.scratch_mut()[into].copy_from_slice(from);
             }
