@@ -127,6 +127,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         vmi: snapshot.metadata_for(&vm.namespace, &vm.name),
         snapshot: Some(directory),
         replug_nics: args.replug_nics,
+        plugged_disks: snapshot.plugged_disks(),
     };
     let follow = Follow {
         command: "husk restore",

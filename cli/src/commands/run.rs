@@ -153,6 +153,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             vmi: metadata(vmi),
             snapshot: None,
             replug_nics: false,
+            plugged_disks: Vec::new(),
         });
     }
     let vms = names.into_iter().zip(configs).collect();

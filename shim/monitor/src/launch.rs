@@ -34,6 +34,9 @@ pub struct MonitorConfig {
     /// The interfaces have other MAC addresses than in the snapshot: its guest releases each NIC and finds another.
     #[serde(default)]
     pub replug_nics: bool,
+    /// Names of the disks of `plan` that were plugged while the VM of the snapshot ran.
+    #[serde(default)]
+    pub plugged_disks: Vec<String>,
 }
 
 /// A snapshot that a VM goes on from.
@@ -42,6 +45,8 @@ pub(crate) struct RestoreOrder {
     pub(crate) directory: PathBuf,
     /// As in [`MonitorConfig`].
     pub(crate) replug_nics: bool,
+    /// As in [`MonitorConfig`].
+    pub(crate) plugged_disks: Vec<String>,
 }
 
 /// The result of a start, reported once: when the VM runs (or is paused before its first instruction), or has failed.

@@ -121,10 +121,12 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
         vmi,
         snapshot,
         replug_nics,
+        plugged_disks,
     } = config;
     let restore = snapshot.map(|directory| RestoreOrder {
         directory,
         replug_nics,
+        plugged_disks,
     });
     let claimed = match RuntimeDir::at(runtime_dir).claim(&plan.namespace, &plan.name) {
         Ok(claimed) => claimed,

@@ -112,8 +112,15 @@ pub(super) async fn start(
         kvm: kvm::open()?,
         vhost_vsock: plan.vhost_vsock_cid.map(vhost::open).transpose()?,
     };
-    let replugs = restore.as_ref().is_some_and(|restore| restore.replug_nics);
-    let saved = open_snapshot(restore.map(|restore| restore.directory), &plan).await?;
+    let (directory, replugs, plugged_disks) = match restore {
+        Some(restore) => (
+            Some(restore.directory),
+            restore.replug_nics,
+            restore.plugged_disks,
+        ),
+        None => (None, false, Vec::new()),
+    };
+    let saved = open_snapshot(directory, &plan).await?;
     let mut plugged = saved.as_ref().map(OpenSnapshot::interfaces).unwrap_or_default();
     if replugs {
         // Those of the plan have other addresses already.
@@ -136,7 +143,7 @@ pub(super) async fn start(
     let disks = StartedDisks {
         probes: probes(&plan, &volumes),
         kept: kept(&plan, &volumes),
-        plugged: saved.as_ref().map(OpenSnapshot::plugged).unwrap_or_default(),
+        plugged: plugged_disks,
     };
     let directory = saved.as_ref().map(|saved| saved.dir.path().to_owned());
     let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;

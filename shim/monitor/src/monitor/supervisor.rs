@@ -143,6 +143,11 @@ impl Supervisor {
             None
         };
         let handle = VmHandle::new(handle, vmm, publisher.subscribe(), saving);
+        // What a VMI is compared with. The disks that were plugged before the snapshot are not of the start.
+        let plan = match &restore {
+            Some(restore) => Arc::new(plan.without_plugged(&restore.plugged_disks)),
+            None => plan,
+        };
         let service = Service::new(ServiceParts {
             plan,
             environment,

@@ -201,6 +201,13 @@ impl Snapshot {
         Ok(plan)
     }
 
+    /// Names of the disks that were plugged while the VM ran, and of the drives whose disc was inserted then.
+    #[must_use]
+    pub fn plugged_disks(&self) -> Vec<String> {
+        let plugged = self.disks.iter().filter(|disk| disk.plugged);
+        plugged.map(|disk| disk.name.clone()).collect()
+    }
+
     /// The metadata of the manifest, of a VM of this name.
     #[must_use]
     pub fn metadata_for(&self, namespace: &str, name: &str) -> Value {

@@ -82,12 +82,6 @@ impl OpenSnapshot {
         })
     }
 
-    /// Names of the disks that were plugged while the VM ran.
-    pub(crate) fn plugged(&self) -> Vec<String> {
-        let plugged = self.snapshot.disks.iter().filter(|disk| disk.plugged);
-        plugged.map(|disk| disk.name.clone()).collect()
-    }
-
     /// The interfaces that were plugged while the VM ran.
     pub(crate) fn interfaces(&self) -> Vec<PluggedInterface> {
         self.snapshot.interfaces.clone()

@@ -112,6 +112,7 @@ impl Fixture {
             vmi,
             snapshot: None,
             replug_nics: false,
+            plugged_disks: Vec::new(),
         }
     }
 

@@ -113,6 +113,7 @@ fn run() -> ExitCode {
         sync_applies_the_vmi,
         sync_refuses_changes_that_need_a_restart,
         sync_reports_pending_removals,
+        sync_after_a_restore_keeps_plugged_volumes,
         sync_calls_are_serialised,
         status_watch_includes_disks_and_metrics,
     ]);

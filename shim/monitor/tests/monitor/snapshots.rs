@@ -114,6 +114,7 @@ pub fn save(f: &Fixture, vm: &Vm<'_>, directory: &Path, resume: bool) -> Result<
 
 pub fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
     let read = snapshot::read(directory).unwrap();
+    let plugged_disks = read.plugged_disks();
     let plan = VmPlan {
         name: name.into(),
         ..read.plan
@@ -121,6 +122,7 @@ pub fn config(f: &Fixture, directory: &Path, name: &str) -> MonitorConfig {
     MonitorConfig {
         snapshot: Some(directory.into()),
         vmi: read.vmi,
+        plugged_disks,
         ..f.config(plan)
     }
 }

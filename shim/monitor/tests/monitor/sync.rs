@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 
 use super::fixture::{Fixture, Vm, eventually};
 use super::networks::on;
-use super::snapshots::{dir, save};
+use super::snapshots::{dir, restore, save};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -441,4 +441,45 @@ pub fn sync_applies_interfaces() {
     assert_eq!(described["interfaces"][0]["dhcp"], options);
     kill(&mut vm);
     f.is_clean(&vm.pids());
+}
+
+pub fn sync_after_a_restore_keeps_plugged_volumes() {
+    let f = Fixture::new();
+    let image_of = |name: &str| {
+        let path = f.home().join(name);
+        image(&path, MIB);
+        path
+    };
+    let (data, other) = (image_of("data.img"), image_of("other.img"));
+    let mut both = vmi("demo", &["data", "other"]);
+    // As `virtctl addvolume` writes it.
+    both["spec"]["domain"]["devices"]["disks"] = json!([
+        {"name": "root", "disk": {"bus": "virtio"}},
+        {"name": "data", "disk": {"bus": "scsi"}, "serial": "data"},
+    ]);
+    let mut one = both.clone();
+    one["spec"]["volumes"].as_array_mut().unwrap().pop();
+    let same = RunState::Unspecified;
+    let mut source = f.start(plan(&f, &vmi("demo", &[]))).unwrap();
+    let given = [("data", &*data), ("other", &*other)];
+    let done = sync(&f, &mut source, wants(&both, same, &given)).unwrap();
+    assert!(done.complete, "{done:?}");
+    let saved = dir(&f, "saved");
+    save(&f, &source, &saved, false).unwrap();
+    kill(&mut source);
+
+    let mut restored = restore(&f, &saved, "demo").unwrap();
+    let done = sync(&f, &mut restored, wants(&both, same, &[])).unwrap();
+    assert!(changes(&done).is_empty() && done.complete, "{done:?}");
+    for name in ["data", "other"] {
+        let volume = volume(&done, name);
+        assert_eq!(volume.phase, "Ready");
+        assert!(volume.disk.as_ref().unwrap().plugged);
+    }
+    // A volume that the VMI no longer has is unplugged, and no other.
+    let done = sync(&f, &mut restored, wants(&one, same, &[])).unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeRemoved, "other")]);
+    assert!(done.complete, "{done:?}");
+    kill(&mut restored);
+    f.is_clean(&[source.pids(), restored.pids()].concat());
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::build::plan;
 use super::credentials::{by_agent, credential_volume};
-use super::disk::{DiskPlan, DiskSource, SeedData};
+use super::disk::{DeviceType, DiskPlan, DiskSource, SeedData};
 use super::disks::{block_size, cache, effective_disks, error_policy};
 use super::hotplug::NewVolume;
 use super::nic::{NicNetwork, NicPlan};
@@ -51,7 +51,21 @@ pub enum InterfaceUpdate {
 }
 
 impl VmPlan {
-    /// Compares a VMI with the plan that the VM was started from, which has no hot-plugged devices.
+    /// The plan without disks that were plugged, and without discs that were inserted, while the VM ran.
+    #[must_use]
+    pub fn without_plugged(&self, names: &[String]) -> VmPlan {
+        let mut plan = self.clone();
+        for name in names {
+            match plan.disks.iter_mut().find(|disk| disk.name == *name) {
+                Some(drive) if matches!(drive.device, DeviceType::Cdrom { .. }) => drive.eject(),
+                _ => plan.disks.retain(|disk| disk.name != *name),
+            }
+        }
+        plan
+    }
+
+    /// Compares a VMI with the plan that the VM was started from, which has no hot-plugged devices: see
+    /// [`without_plugged`](Self::without_plugged).
     ///
     /// # Errors
     /// The errors of [`plan`](crate::plan()); the manifest is for another VM; it has a volume that is not hotpluggable,

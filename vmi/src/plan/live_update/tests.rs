@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::plan::hotplug::PlugPlan;
 use crate::{CacheMode, Loaded, load};
 
 /// A VMI with a disk on a claim, one that is hotpluggable, and two interfaces; `change` is a merge patch.
@@ -251,6 +252,38 @@ fn a_hotpluggable_volume_that_was_there_at_the_start_is_a_part_of_the_vm() {
     assert_eq!(running.live(&first).unwrap().volumes, []);
     let errors = running.live(&vmi(json!({}))).unwrap().restart_required;
     assert_eq!(errors[0].field, "spec.domain.devices.disks");
+}
+
+#[test]
+fn volumes_that_were_plugged_are_not_a_part_of_the_vm() {
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), "/root.img".into());
+    let first = plan(&vmi(with_cd("cdrom", None)), &resources).unwrap();
+    let mut change = with_cd("cdrom", Some(claim(true)));
+    let volumes = change["spec"]["volumes"].as_array_mut().unwrap();
+    volumes.push(json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}}));
+    let more = vmi(change);
+    let wanted = first.live(&more).unwrap();
+    assert_eq!(wanted.volumes.len(), 2);
+
+    let mut later = first.clone();
+    for volume in &wanted.volumes {
+        let source = DiskSource::File(format!("/{}", volume.name).into());
+        let volume = NewVolume {
+            source,
+            ..volume.clone()
+        };
+        match later.plug(&volume).unwrap() {
+            PlugPlan::New(disk) => later.disks.push(*disk),
+            PlugPlan::Disc(drive) => {
+                let place = later.disks.iter().position(|disk| disk.name == drive.name);
+                later.disks[place.unwrap()] = *drive;
+            }
+            present @ PlugPlan::Present(_) => panic!("{present:?}"),
+        }
+    }
+    assert_ne!(later.live(&more).unwrap(), wanted);
+    assert_eq!(later.without_plugged(&["cd".into(), "data".into()]), first);
 }
 
 /// A merge patch: an entry `cd` of this kind beside the disk `root`, and its volume, if it has one.
