@@ -6,6 +6,7 @@
 
 mod config_lock;
 mod discs;
+mod sizes;
 mod table;
 
 use std::collections::hash_map::Entry;
@@ -34,6 +35,7 @@ use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
 use crate::snapshot::{DiskSet, OpenDiskRefs};
 use crate::vm_environment::VmEnvironment;
+use sizes::{Sizes, WatchedDisk, done};
 
 pub(super) use config_lock::ConfigLock;
 pub(super) use table::DiskTable;
@@ -159,35 +161,6 @@ impl DisksHandle {
         answer.await.map_err(|_| VmError::ended())?
     }
 }
-
-/// The size of a disk's file, as last seen.
-#[derive(Debug)]
-struct WatchedDisk {
-    probe: Arc<SizeProbe>,
-    /// Size known to the VMM, in bytes.
-    known: u64,
-    /// Size that the VMM refused, in bytes.
-    refused: Option<u64>,
-    /// Size of the disk's claim, where the guest may write to its image.
-    claim: Option<ClaimSize>,
-    /// The last error of extending the image.
-    extend_error: Option<String>,
-}
-
-impl WatchedDisk {
-    fn new(probe: SizeProbe) -> WatchedDisk {
-        WatchedDisk {
-            known: probe.first,
-            probe: Arc::new(probe),
-            refused: None,
-            claim: None,
-            extend_error: None,
-        }
-    }
-}
-
-/// The sizes of the disks, and the errors of extending their images.
-type Sizes = Vec<(String, io::Result<u64>, Option<String>)>;
 
 #[derive(Debug)]
 pub(super) struct DisksActor {
@@ -445,85 +418,6 @@ impl DisksActor {
             let _ = reply.send(removed.clone());
         }
     }
-
-    /// Starts a check of all sizes in a blocking thread.
-    fn check_sizes(&mut self) {
-        self.size_waiters = std::mem::take(&mut self.next_waiters);
-        let probes = self.watched.iter();
-        let probes: Vec<(String, Arc<SizeProbe>, Option<ClaimSize>)> = probes
-            .map(|(name, watched)| (name.clone(), watched.probe.clone(), watched.claim))
-            .collect();
-        self.size_check = Some(spawn_blocking(move || {
-            let checked = probes.into_iter().map(|(name, probe, claim)| {
-                let extended = claim.map_or(Ok(()), |claim| probe.extend(claim));
-                (name, probe.bytes(), extended.err().map(|error| error.to_string()))
-            });
-            checked.collect()
-        }));
-    }
-
-    /// Sets the claims' sizes of all disks that the guest may write to.
-    fn set_claims(&mut self, claims: &BTreeMap<String, ClaimSize>) {
-        for (name, watched) in &mut self.watched {
-            watched.claim = match self.table.is_writable(name) {
-                true => claims.get(name).copied(),
-                false => None,
-            };
-        }
-    }
-
-    /// Resizes the disks that have grown and returns their names. A disk that shrank is left alone: the guest may still
-    /// use its end.
-    async fn report_growth(&mut self, sizes: Sizes) -> Vec<String> {
-        let mut grown = Vec::new();
-        let Some(mut connection) = self.connection.clone() else {
-            return grown;
-        };
-        for (name, bytes, extend_error) in sizes {
-            let Some(watched) = self.watched.get_mut(&name) else {
-                continue;
-            };
-            if extend_error != watched.extend_error {
-                if let Some(error) = &extend_error {
-                    warn!(
-                        disk = name,
-                        error, "the image could not be extended to its claim's size"
-                    );
-                }
-                watched.extend_error = extend_error;
-            }
-            let Ok(bytes) = bytes else {
-                continue;
-            };
-            if bytes <= watched.known {
-                continue;
-            }
-            match connection.resize(&name).await {
-                Ok(shown) => {
-                    info!(
-                        disk = name,
-                        before = watched.known,
-                        bytes = shown,
-                        "the disk has grown"
-                    );
-                    (watched.known, watched.refused) = (bytes, None);
-                    self.table.set_bytes(&name, shown);
-                    grown.push(name);
-                }
-                Err(status) if watched.refused != Some(bytes) => {
-                    warn!(
-                        disk = name,
-                        bytes,
-                        message = %status,
-                        "the disk has grown, but the guest could not be told"
-                    );
-                    watched.refused = Some(bytes);
-                }
-                Err(_) => {}
-            }
-        }
-        grown
-    }
 }
 
 /// Converts an error of opening a volume. A path outside of the pod's mounts is not permitted; other errors may be
@@ -543,14 +437,6 @@ async fn unplug(mut connection: VmmConnection, name: String) -> RemovalResult {
         removed => removed,
     };
     (name, removed)
-}
-
-/// Returns the sizes of the check under way. Never completes if there is none.
-async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
-    match size_check {
-        Some(size_check) => size_check.await.unwrap_or_default(),
-        None => pending().await,
-    }
 }
 
 fn address(disk: &DiskPlan) -> Result<ScsiAddress, VmError> {
