@@ -81,7 +81,7 @@ impl SizeProbe {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// The size of a claim of `mib` MiB without overhead, as a VMI's status has it.
-    fn claim(mib: u64) -> ClaimSize {
+    pub(in crate::monitor) fn claim(mib: u64) -> ClaimSize {
         let size = format!("{mib}Mi");
         let status = serde_json::json!({"volumeStatus": [{"name": "data", "persistentVolumeClaimInfo": {
             "capacity": {"storage": size}, "requests": {"storage": size}, "filesystemOverhead": "0",

@@ -153,6 +153,7 @@ fn run() -> ExitCode {
         snapshot_with_a_disk_outside_is_for_a_vm_that_stays,
         snapshot_with_a_disk_outside_is_restored_once,
         disk_is_copied_in_full_on_request,
+        claim_grows_after_the_snapshot,
     ]);
     trials.extend(trials![
         no_network,

@@ -6,14 +6,17 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use husk_monitor::snapshot;
+use husk_proto::shim::v1::sync_vmi_request::RunState;
 use husk_proto::shim::v1::{ResumeRequest, ShutdownRequest, SnapshotDone, SnapshotRequest};
 use husk_vmi::{CacheMode, DiskPlan, DiskSource};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use serde_json::json;
 use tonic::{Code, Status};
 
-use super::fixture::{Fixture, Vm, disk, plan};
-use super::snapshots::{MIB, data, dir, finish, kill, paused, refused, restore, save, vm};
+use super::fixture::{Fixture, Vm, disk, eventually, plan};
+use super::snapshots::{MIB, begin, data, dir, finish, kill, paused, refused, restore, save, vm};
+use super::sync;
 
 pub fn snapshot_with_a_disk_outside_is_for_a_vm_that_stays() {
     let f = Fixture::new();
@@ -172,6 +175,32 @@ pub fn disk_is_copied_in_full_on_request() {
     let mut last = restore(&f, &directory, "demo").unwrap();
     kill(&mut last);
     f.is_clean(&[source.pids(), last.pids()].concat());
+}
+
+pub fn claim_grows_after_the_snapshot() {
+    let f = Fixture::new();
+    let vmi = sync::vmi("saves-slowly", &[]);
+    let mut larger = vmi.clone();
+    larger["status"] = json!({"volumeStatus": [sync::claim("root", "5Mi")]});
+    let request = sync::wants(&larger, RunState::Unspecified, &[]);
+    let mut vm = f.start(sync::plan(&f, &vmi)).unwrap();
+    let mut steps = begin(&f, &vm, &dir(&f, "one"), false).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    let done = sync::sync(&f, &mut vm, request.clone()).unwrap();
+    assert!(done.changes.is_empty() && !done.complete, "{done:?}");
+    let bytes = || fs::metadata(f.home().join("root.img")).unwrap().len();
+    assert_eq!(bytes(), MIB);
+    drop(steps);
+    eventually("the image grows", || {
+        // The client's connection works only during a call.
+        vm.info();
+        bytes() == 5 * MIB
+    });
+    eventually("it is complete", || {
+        sync::sync(&f, &mut vm, request.clone()).unwrap().complete
+    });
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
 }
 
 pub fn disk_that_does_not_fit_leaves_nothing() {

@@ -77,7 +77,7 @@ pub fn dir(f: &Fixture, name: &str) -> PathBuf {
     snapshots.join(name)
 }
 
-fn begin(
+pub fn begin(
     f: &Fixture,
     vm: &Vm<'_>,
     directory: &Path,

@@ -53,7 +53,7 @@ pub fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
 }
 
 /// The entry of a volume with a claim of this size in a VMI's status.
-fn claim(name: &str, size: &str) -> Value {
+pub fn claim(name: &str, size: &str) -> Value {
     let storage = json!({"storage": size});
     json!({"name": name, "persistentVolumeClaimInfo": {
         "volumeMode": "Filesystem", "capacity": storage, "requests": storage, "filesystemOverhead": "0",

@@ -44,16 +44,24 @@ impl DisksActor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::fs::File;
+    use std::path::Path;
     use std::pin::pin;
     use std::time::Duration;
 
     use husk_vmi::{Loaded, PodResources, VmPlan};
     use serde_json::json;
-    use tokio::task::spawn_blocking;
-    use tokio::time::timeout;
+    use tokio::task::{spawn_blocking, yield_now};
+    use tokio::time::{sleep, timeout};
 
+    use super::super::sizes::WatchedDisk;
+    use super::super::{DisksHandle, POLL_INTERVAL, SizeProbe};
     use super::*;
+    use crate::monitor::resize_watch::tests::claim;
     use crate::vm_environment::VmEnvironment;
+
+    const MIB: u64 = 1 << 20;
 
     fn plan() -> VmPlan {
         let vmi = json!({
@@ -73,11 +81,25 @@ mod tests {
         husk_vmi::plan(&vmi, &PodResources::default()).unwrap()
     }
 
+    fn actor(folder: &Path) -> (DisksActor, DisksHandle) {
+        let environment = Arc::new(VmEnvironment::of_caller(None));
+        DisksActor::new(plan(), folder.join("plan.json"), environment)
+    }
+
+    /// The actor of a disk with an image of 1 MiB.
+    fn actor_of_image(folder: &Path) -> (DisksActor, DisksHandle, File) {
+        let image = File::create(folder.join("disk.img")).unwrap();
+        image.set_len(MIB).unwrap();
+        let (mut actor, handle) = actor(folder);
+        let probe = SizeProbe::of(&image).unwrap();
+        actor.watched.insert("root".into(), WatchedDisk::new(probe));
+        (actor, handle, image)
+    }
+
     #[tokio::test]
     async fn a_snapshot_waits_for_the_size_check_under_way() {
         let folder = tempfile::tempdir().unwrap();
-        let environment = Arc::new(VmEnvironment::of_caller(None));
-        let (mut actor, handle) = DisksActor::new(plan(), folder.path().join("plan.json"), environment);
+        let (mut actor, handle) = actor(folder.path());
         let (end, ended) = std::sync::mpsc::channel::<()>();
         actor.size_check = Some(spawn_blocking(move || {
             let _ = ended.recv();
@@ -89,6 +111,54 @@ mod tests {
         end.send(()).unwrap();
         let (_stays, set) = lock.await.unwrap();
         assert_eq!(set.plan.disks.len(), 1);
+        actor.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_grows_after_the_snapshot() {
+        let folder = tempfile::tempdir().unwrap();
+        let (actor, handle, image) = actor_of_image(folder.path());
+        let actor = tokio::spawn(actor.run());
+        let (stays, _) = handle.lock_config().await.unwrap();
+        let claims = BTreeMap::from([("root".to_owned(), claim(4))]);
+        let checked = handle.check_sizes(claims).await.unwrap();
+        assert!(checked.deferred);
+        sleep(2 * POLL_INTERVAL).await;
+        assert_eq!(image.metadata().unwrap().len(), MIB);
+        drop(stays);
+        sleep(2 * POLL_INTERVAL).await;
+        assert_eq!(image.metadata().unwrap().len(), 4 * MIB);
+        actor.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_waits_for_the_size_check_is_kept_for_after_the_snapshot() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut actor, handle, image) = actor_of_image(folder.path());
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        actor.size_check = Some(spawn_blocking(move || {
+            let _ = ended.recv();
+            Vec::new()
+        }));
+        let actor = tokio::spawn(actor.run());
+        let claims = BTreeMap::from([("root".to_owned(), claim(4))]);
+        let lock = async {
+            let lock = handle.lock_config().await.unwrap();
+            sleep(2 * POLL_INTERVAL).await;
+            lock
+        };
+        let check = handle.check_sizes(claims);
+        let end = async {
+            // The actor has both requests then.
+            yield_now().await;
+            end.send(()).unwrap();
+        };
+        let (stays, checked, ()) = tokio::join!(lock, check, end);
+        assert!(checked.unwrap().deferred);
+        assert_eq!(image.metadata().unwrap().len(), MIB);
+        drop(stays);
+        sleep(2 * POLL_INTERVAL).await;
+        assert_eq!(image.metadata().unwrap().len(), 4 * MIB);
         actor.abort();
     }
 }

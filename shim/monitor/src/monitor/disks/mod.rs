@@ -35,7 +35,7 @@ use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
 use crate::snapshot::{DiskSet, OpenDiskRefs};
 use crate::vm_environment::VmEnvironment;
-use sizes::{Sizes, WatchedDisk, done};
+use sizes::{GrownDisks, Sizes, WatchedDisk, done};
 
 pub(super) use config_lock::ConfigLock;
 pub(super) use table::DiskTable;
@@ -63,7 +63,7 @@ enum DiskCommand {
     VmStarted(VmmConnection, StartedDisks),
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
-    CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<Vec<String>>),
+    CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<GrownDisks>),
     ConfigLock(Reply<(ConfigLock, DiskSet)>),
 }
 
@@ -112,12 +112,11 @@ impl DisksHandle {
         self.ask(|reply| DiskCommand::Add(volume, handed, reply)).await
     }
 
-    /// Checks all sizes now, and extends the images in `claims` that have grown. Returns the names of the disks that have
-    /// grown.
+    /// Checks all sizes now, and extends the images in `claims` that have grown. Returns the disks that have grown.
     pub(super) async fn check_sizes(
         &self,
         claims: BTreeMap<String, ClaimSize>,
-    ) -> Result<Vec<String>, VmError> {
+    ) -> Result<GrownDisks, VmError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
             .send(DiskCommand::CheckSizes(claims, reply))
@@ -176,8 +175,8 @@ pub(super) struct DisksActor {
     /// Snapshots that wait for the current size check.
     hold_waiters: Vec<Reply<(ConfigLock, DiskSet)>>,
     /// Callers that wait for the current size check, and for the next one.
-    size_waiters: Vec<oneshot::Sender<Vec<String>>>,
-    next_waiters: Vec<oneshot::Sender<Vec<String>>>,
+    size_waiters: Vec<oneshot::Sender<GrownDisks>>,
+    next_waiters: Vec<oneshot::Sender<GrownDisks>>,
     /// Callers that wait for a removal, by volume.
     waiters: HashMap<String, Vec<Reply<RemovedDisk>>>,
     removals: JoinSet<RemovalResult>,
@@ -247,7 +246,7 @@ impl DisksActor {
                     }
                     if self.is_held() {
                         for reply in self.next_waiters.drain(..) {
-                            let _ = reply.send(Vec::new());
+                            let _ = reply.send(GrownDisks::DEFERRED);
                         }
                     } else if !self.next_waiters.is_empty() {
                         self.check_sizes();
@@ -273,7 +272,10 @@ impl DisksActor {
             // The check under way may extend an image.
             DiskCommand::ConfigLock(reply) if self.size_check.is_some() => self.hold_waiters.push(reply),
             DiskCommand::ConfigLock(reply) => drop(reply.send(self.lock_config())),
-            DiskCommand::CheckSizes(_, reply) if self.is_held() => drop(reply.send(Vec::new())),
+            DiskCommand::CheckSizes(claims, reply) if self.is_held() => {
+                self.set_claims(&claims);
+                let _ = reply.send(GrownDisks::DEFERRED);
+            }
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
             DiskCommand::CheckSizes(claims, reply) => {

@@ -38,6 +38,23 @@ impl WatchedDisk {
     }
 }
 
+/// The result of a check for a caller.
+#[derive(Debug, Clone, Default)]
+pub(in crate::monitor) struct GrownDisks {
+    /// Names of the disks that have grown.
+    pub(in crate::monitor) names: Vec<String>,
+    /// A snapshot needs the images as they are. They are checked and extended later.
+    pub(in crate::monitor) deferred: bool,
+}
+
+impl GrownDisks {
+    /// The result while no check is made. The next check extends the images.
+    pub(super) const DEFERRED: GrownDisks = GrownDisks {
+        names: Vec::new(),
+        deferred: true,
+    };
+}
+
 /// The sizes of the disks, and the errors of extending their images.
 pub(super) type Sizes = Vec<(String, io::Result<u64>, Option<String>)>;
 
@@ -68,10 +85,10 @@ impl DisksActor {
         }
     }
 
-    /// Resizes the disks that have grown and returns their names. A disk that shrank is left alone: the guest may still
-    /// use its end.
-    pub(super) async fn report_growth(&mut self, sizes: Sizes) -> Vec<String> {
-        let mut grown = Vec::new();
+    /// Resizes the disks that have grown and returns them. A disk that shrank is left alone: the guest may still use its
+    /// end.
+    pub(super) async fn report_growth(&mut self, sizes: Sizes) -> GrownDisks {
+        let mut grown = GrownDisks::default();
         let Some(mut connection) = self.connection.clone() else {
             return grown;
         };
@@ -104,7 +121,7 @@ impl DisksActor {
                     );
                     (watched.known, watched.refused) = (bytes, None);
                     self.table.set_bytes(&name, shown);
-                    grown.push(name);
+                    grown.names.push(name);
                 }
                 Err(status) if watched.refused != Some(bytes) => {
                     warn!(

@@ -64,9 +64,11 @@ impl VmiSync {
     ) -> Result<Vec<VolumeStatus>, VmError> {
         match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes(vmi.claims.clone())).await {
             Ok(grown) => {
-                for name in grown? {
-                    done.note(Kind::DiskGrew, &name);
+                let grown = grown?;
+                for name in &grown.names {
+                    done.note(Kind::DiskGrew, name);
                 }
+                done.waits |= grown.deferred;
             }
             // The check goes on in the background.
             Err(_) => done.waits = true,
