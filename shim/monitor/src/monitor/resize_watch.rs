@@ -4,6 +4,7 @@
 //! files that another machine extends.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -23,6 +24,13 @@ pub(super) struct SizeProbe {
     file: OwnedFd,
     /// Size at creation, in bytes.
     pub(super) first: u64,
+}
+
+/// The bytes by which an image is to be extended.
+struct ImageGrowth {
+    bytes: Range<u64>,
+    /// The image is fully allocated.
+    allocated: bool,
 }
 
 impl SizeProbe {
@@ -59,24 +67,41 @@ impl SizeProbe {
     /// Extends an image to the size that its claim has room for, and never shrinks it. A fully allocated image stays
     /// fully allocated. Leaves a block device alone. May block on a network file system.
     pub(super) fn extend(&self, claim: ClaimSize) -> io::Result<()> {
+        let Some(ImageGrowth { bytes, allocated }) = self.growth(claim)? else {
+            return Ok(());
+        };
+        let image = reopen(&self.file, OFlags::WRONLY)?;
+        match allocated {
+            true => fallocate(
+                &image,
+                FallocateFlags::empty(),
+                bytes.start,
+                bytes.end - bytes.start,
+            )?,
+            false => ftruncate(&image, bytes.end)?,
+        }
+        Ok(())
+    }
+
+    /// True if [`SizeProbe::extend`] would extend the image. May block on a network file system.
+    pub(super) fn can_extend(&self, claim: ClaimSize) -> io::Result<bool> {
+        Ok(self.growth(claim)?.is_some())
+    }
+
+    fn growth(&self, claim: ClaimSize) -> io::Result<Option<ImageGrowth>> {
         let stat = fstat(&self.file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Ok(());
+            return Ok(None);
         }
         let unsigned = |size: i64| u64::try_from(size).map_err(io::Error::other);
         let (size, allocated) = (unsigned(stat.st_size)?, unsigned(stat.st_blocks)? * SECTOR);
         let space = fstatvfs(&self.file)?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         let wanted = claim.image_bytes(free.saturating_add(allocated));
-        if wanted <= size {
-            return Ok(());
-        }
-        let image = reopen(&self.file, OFlags::WRONLY)?;
-        match allocated >= size {
-            true => fallocate(&image, FallocateFlags::empty(), size, wanted - size)?,
-            false => ftruncate(&image, wanted)?,
-        }
-        Ok(())
+        Ok((wanted > size).then_some(ImageGrowth {
+            bytes: size..wanted,
+            allocated: allocated >= size,
+        }))
     }
 }
 

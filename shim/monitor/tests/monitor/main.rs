@@ -154,6 +154,7 @@ fn run() -> ExitCode {
         snapshot_with_a_disk_outside_is_restored_once,
         disk_is_copied_in_full_on_request,
         claim_grows_after_the_snapshot,
+        claim_outside_a_snapshot_grows_when_the_vm_goes_on,
     ]);
     trials.extend(trials![
         no_network,

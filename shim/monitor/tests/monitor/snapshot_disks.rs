@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use husk_monitor::snapshot;
+use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::sync_vmi_request::RunState;
 use husk_proto::shim::v1::{ResumeRequest, ShutdownRequest, SnapshotDone, SnapshotRequest};
 use husk_vmi::{CacheMode, DiskPlan, DiskSource};
@@ -201,6 +202,42 @@ pub fn claim_grows_after_the_snapshot() {
     });
     kill(&mut vm);
     f.is_clean(&vm.pids());
+}
+
+pub fn claim_outside_a_snapshot_grows_when_the_vm_goes_on() {
+    let f = Fixture::new();
+    let mut vmi = sync::vmi("demo", &[]);
+    // So it is outside on every file system.
+    vmi["spec"]["domain"]["devices"]["disks"][0]["shareable"] = json!(true);
+    let larger = |size: &str, state: RunState| {
+        let mut larger = vmi.clone();
+        larger["status"] = json!({"volumeStatus": [sync::claim("root", size)]});
+        sync::wants(&larger, state, &[])
+    };
+    let mut source = f.start(sync::plan(&f, &vmi)).unwrap();
+    let bytes = || fs::metadata(f.home().join("root.img")).unwrap().len();
+    assert_eq!(
+        save(&f, &source, &dir(&f, "one"), false).unwrap().outside,
+        ["root"]
+    );
+    let waits = larger("3Mi", RunState::Unspecified);
+    assert!(!sync::sync(&f, &mut source, waits).unwrap().complete);
+    assert_eq!(bytes(), MIB);
+    let done = sync::sync(&f, &mut source, larger("3Mi", RunState::Running)).unwrap();
+    assert_eq!(
+        sync::changes(&done),
+        [(Kind::Resumed, ""), (Kind::DiskGrew, "root")]
+    );
+    assert!(done.complete && bytes() == 3 * MIB, "{done:?}");
+
+    let two = dir(&f, "two");
+    save(&f, &source, &two, false).unwrap();
+    let waits = larger("5Mi", RunState::Unspecified);
+    assert!(!sync::sync(&f, &mut source, waits).unwrap().complete);
+    let mut restored = restore(&f, &two, "demo2").unwrap();
+    kill(&mut source);
+    kill(&mut restored);
+    f.is_clean(&[source.pids(), restored.pids()].concat());
 }
 
 pub fn disk_that_does_not_fit_leaves_nothing() {

@@ -12,25 +12,35 @@ use crate::snapshot::{DiskSet, OpenDiskRefs};
 /// While it exists, no device of the VM is added, removed or resized.
 pub(in crate::monitor) type ConfigLock = Arc<()>;
 
+/// While it exists, no image is extended to its claim's size.
+pub(in crate::monitor) type GrowthLock = Arc<()>;
+
+/// The disks of a VM, and what keeps them as they are.
+pub(in crate::monitor) type LockedDisks = (ConfigLock, GrowthLock, DiskSet);
+
 impl DisksActor {
     pub(super) fn is_held(&self) -> bool {
         self.held.strong_count() > 0
     }
 
-    /// Returns the disks for a snapshot, which no request changes while the first result exists.
-    pub(super) fn lock_config(&mut self) -> Result<(ConfigLock, DiskSet), VmError> {
+    /// Returns the disks for a snapshot, which no request changes while the first result exists. Images keep their sizes
+    /// while the second one exists.
+    pub(super) fn lock_config(&mut self) -> Result<LockedDisks, VmError> {
         if let Some(name) = self.waiters.keys().next() {
             let text = format!("volume {name:?} is being removed: wait until the guest has released it");
             return Err(VmError::wrong_state(text));
         }
         let lock = Arc::new(());
         self.held = Arc::downgrade(&lock);
+        // An earlier snapshot of the same pause may have it.
+        let growth = self.growth.upgrade().unwrap_or_default();
+        self.growth = Arc::downgrade(&growth);
         let set = DiskSet {
             plan: self.table.plan().clone(),
             plugged: self.table.plugged().clone(),
             kept: self.kept.clone(),
         };
-        Ok((lock, set))
+        Ok((lock, growth, set))
     }
 
     /// Keeps references to the images of a disk.
@@ -55,7 +65,7 @@ mod tests {
     use tokio::task::{spawn_blocking, yield_now};
     use tokio::time::{sleep, timeout};
 
-    use super::super::sizes::WatchedDisk;
+    use super::super::sizes::{Sizes, WatchedDisk};
     use super::super::{DisksHandle, POLL_INTERVAL, SizeProbe};
     use super::*;
     use crate::monitor::resize_watch::tests::claim;
@@ -103,13 +113,13 @@ mod tests {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         actor.size_check = Some(spawn_blocking(move || {
             let _ = ended.recv();
-            Vec::new()
+            Sizes::default()
         }));
         let actor = tokio::spawn(actor.run());
         let mut lock = pin!(handle.lock_config());
         assert!(timeout(Duration::from_millis(100), &mut lock).await.is_err());
         end.send(()).unwrap();
-        let (_stays, set) = lock.await.unwrap();
+        let (_stays, _, set) = lock.await.unwrap();
         assert_eq!(set.plan.disks.len(), 1);
         actor.abort();
     }
@@ -119,7 +129,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (actor, handle, image) = actor_of_image(folder.path());
         let actor = tokio::spawn(actor.run());
-        let (stays, _) = handle.lock_config().await.unwrap();
+        let (stays, _, _) = handle.lock_config().await.unwrap();
         let claims = BTreeMap::from([("root".to_owned(), claim(4))]);
         let checked = handle.check_sizes(claims).await.unwrap();
         assert!(checked.deferred);
@@ -132,13 +142,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_image_keeps_its_size_until_the_last_growth_lock_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let (actor, handle, image) = actor_of_image(folder.path());
+        let actor = tokio::spawn(actor.run());
+        let file = || {
+            let file = image.metadata().unwrap();
+            (file.len(), file.modified().unwrap())
+        };
+        let before = file();
+        let (_, growth, _) = handle.lock_config().await.unwrap();
+        let check = |mib| handle.check_sizes(BTreeMap::from([("root".to_owned(), claim(mib))]));
+        assert!(!check(1).await.unwrap().deferred, "it has this size");
+        assert!(check(4).await.unwrap().deferred);
+        // The locks of a snapshot that fails.
+        drop(handle.lock_config().await.unwrap());
+        assert!(check(4).await.unwrap().deferred);
+        sleep(2 * POLL_INTERVAL).await;
+        assert_eq!(file(), before);
+        drop(growth);
+        sleep(POLL_INTERVAL + Duration::from_millis(1)).await;
+        assert_eq!(file().0, 4 * MIB);
+        actor.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_claim_that_waits_for_the_size_check_is_kept_for_after_the_snapshot() {
         let folder = tempfile::tempdir().unwrap();
         let (mut actor, handle, image) = actor_of_image(folder.path());
         let (end, ended) = std::sync::mpsc::channel::<()>();
         actor.size_check = Some(spawn_blocking(move || {
             let _ = ended.recv();
-            Vec::new()
+            Sizes::default()
         }));
         let actor = tokio::spawn(actor.run());
         let claims = BTreeMap::from([("root".to_owned(), claim(4))]);

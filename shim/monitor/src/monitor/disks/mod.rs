@@ -33,11 +33,12 @@ use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
 use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
-use crate::snapshot::{DiskSet, OpenDiskRefs};
+use crate::snapshot::OpenDiskRefs;
 use crate::vm_environment::VmEnvironment;
+use config_lock::LockedDisks;
 use sizes::{GrownDisks, Sizes, WatchedDisk, done};
 
-pub(super) use config_lock::ConfigLock;
+pub(super) use config_lock::{ConfigLock, GrowthLock};
 pub(super) use table::DiskTable;
 
 /// Maximum time for the VMM to add or resize a disk.
@@ -64,7 +65,7 @@ enum DiskCommand {
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
     CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<GrownDisks>),
-    ConfigLock(Reply<(ConfigLock, DiskSet)>),
+    ConfigLock(Reply<LockedDisks>),
 }
 
 /// The disks of a VM that has started.
@@ -92,8 +93,9 @@ impl DisksHandle {
         let _ = self.mailbox.send(DiskCommand::VmStarted(connection, disks)).await;
     }
 
-    /// Returns the disks, which stay as they are while the first result exists.
-    pub(super) async fn lock_config(&self) -> Result<(ConfigLock, DiskSet), VmError> {
+    /// Returns the disks, which stay as they are while the first result exists. Images are not extended while the second
+    /// one exists.
+    pub(super) async fn lock_config(&self) -> Result<LockedDisks, VmError> {
         self.ask(DiskCommand::ConfigLock).await
     }
 
@@ -171,9 +173,10 @@ pub(super) struct DisksActor {
     /// References to the images, by name.
     kept: HashMap<String, Arc<OpenDiskRefs>>,
     held: Weak<()>,
+    growth: Weak<()>,
     size_check: Option<JoinHandle<Sizes>>,
     /// Snapshots that wait for the current size check.
-    hold_waiters: Vec<Reply<(ConfigLock, DiskSet)>>,
+    hold_waiters: Vec<Reply<LockedDisks>>,
     /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<GrownDisks>>,
     next_waiters: Vec<oneshot::Sender<GrownDisks>>,
@@ -208,6 +211,7 @@ impl DisksActor {
             watched: HashMap::new(),
             kept: HashMap::new(),
             held: Weak::new(),
+            growth: Weak::new(),
             size_check: None,
             hold_waiters: Vec::new(),
             waiters: HashMap::new(),

@@ -39,7 +39,7 @@ impl WatchedDisk {
 }
 
 /// The result of a check for a caller.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(in crate::monitor) struct GrownDisks {
     /// Names of the disks that have grown.
     pub(in crate::monitor) names: Vec<String>,
@@ -55,23 +55,35 @@ impl GrownDisks {
     };
 }
 
-/// The sizes of the disks, and the errors of extending their images.
-pub(super) type Sizes = Vec<(String, io::Result<u64>, Option<String>)>;
+/// The result of a check.
+#[derive(Debug, Default)]
+pub(super) struct Sizes {
+    /// The sizes of the disks, and the errors of extending their images.
+    disks: Vec<(String, io::Result<u64>, Option<String>)>,
+    deferred: bool,
+}
 
 impl DisksActor {
-    /// Starts a check of all sizes in a blocking thread.
+    /// Starts a check of all sizes in a blocking thread. It extends no image while a growth lock exists.
     pub(super) fn check_sizes(&mut self) {
         self.size_waiters = std::mem::take(&mut self.next_waiters);
         let probes = self.watched.iter();
         let probes: Vec<(String, Arc<SizeProbe>, Option<ClaimSize>)> = probes
             .map(|(name, watched)| (name.clone(), watched.probe.clone(), watched.claim))
             .collect();
+        let extends = self.growth.strong_count() == 0;
         self.size_check = Some(spawn_blocking(move || {
-            let checked = probes.into_iter().map(|(name, probe, claim)| {
-                let extended = claim.map_or(Ok(()), |claim| probe.extend(claim));
-                (name, probe.bytes(), extended.err().map(|error| error.to_string()))
-            });
-            checked.collect()
+            let mut sizes = Sizes::default();
+            for (name, probe, claim) in probes {
+                let extended = match claim {
+                    None => Ok(()),
+                    Some(claim) if extends => probe.extend(claim),
+                    Some(claim) => probe.can_extend(claim).map(|can| sizes.deferred |= can),
+                };
+                let error = extended.err().map(|error| error.to_string());
+                sizes.disks.push((name, probe.bytes(), error));
+            }
+            sizes
         }));
     }
 
@@ -88,11 +100,14 @@ impl DisksActor {
     /// Resizes the disks that have grown and returns them. A disk that shrank is left alone: the guest may still use its
     /// end.
     pub(super) async fn report_growth(&mut self, sizes: Sizes) -> GrownDisks {
-        let mut grown = GrownDisks::default();
+        let mut grown = GrownDisks {
+            names: Vec::new(),
+            deferred: sizes.deferred,
+        };
         let Some(mut connection) = self.connection.clone() else {
             return grown;
         };
-        for (name, bytes, extend_error) in sizes {
+        for (name, bytes, extend_error) in sizes.disks {
             let Some(watched) = self.watched.get_mut(&name) else {
                 continue;
             };

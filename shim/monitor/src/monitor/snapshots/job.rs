@@ -22,7 +22,8 @@ use tokio::time::sleep;
 use tonic::Streaming;
 use tracing::{info, warn};
 
-use super::{ProgressSender, SnapshotOrder, SnapshotSources};
+use super::{FragileSnapshot, ProgressSender, SnapshotOrder, SnapshotSources};
+use crate::monitor::disks::GrowthLock;
 use crate::monitor::handle::VMM_TIMEOUT;
 use crate::monitor::vm::RunningVmm;
 use crate::monitor::vm_error::VmError;
@@ -61,6 +62,7 @@ struct CompleteSnapshot {
     complete: NewSnapshot,
     /// Volumes that are written to and do not travel.
     outside: Vec<String>,
+    sizes_stay: GrowthLock,
 }
 
 /// Ends the copying of images, or the writing of checksums, when it is dropped.
@@ -118,7 +120,7 @@ impl SnapshotJob {
 
     /// Makes the snapshot. Returns it if it must know when the VM goes on. If it fails, or nobody reads the progress any
     /// more, what was written is removed and the VM goes on as before.
-    pub(super) async fn run(mut self) -> Option<SnapshotDir> {
+    pub(super) async fn run(mut self) -> Option<FragileSnapshot> {
         let progress = self.progress.clone();
         let directory = self.order.directory.display().to_string();
         let mut held = false;
@@ -133,18 +135,21 @@ impl SnapshotJob {
                 made = Err(error);
             }
         }
-        let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside)));
+        let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside, made.sizes_stay)));
         if held {
             self.release().await;
         }
         match made {
-            Ok((dir, outside)) => {
+            Ok((dir, outside, sizes_stay)) => {
                 let paused = self.is_paused().await;
                 info!(directory, paused, "snapshot made");
                 let fragile = !outside.is_empty();
                 let done = SnapshotDone { paused, outside };
                 let _ = progress.send(Ok(of(Progress::Done(done)))).await;
-                fragile.then_some(dir)
+                fragile.then(|| FragileSnapshot {
+                    dir: Arc::new(dir),
+                    _sizes_stay: sizes_stay,
+                })
             }
             Err(error) => {
                 warn!(directory, %error, "the snapshot was not made");
@@ -156,7 +161,7 @@ impl SnapshotJob {
 
     /// Sets `held` while the VM is paused for it, or its written pages are logged.
     async fn make(&mut self, held: &mut bool) -> Result<CompleteSnapshot, VmError> {
-        let (_disks_stay, mut set) = self.sources.disks.lock_config().await?;
+        let (_disks_stay, sizes_stay, mut set) = self.sources.disks.lock_config().await?;
         let (_interfaces_stay, interfaces) = self.sources.interfaces.lock_config().await?;
         record_interfaces(&mut set.plan, &self.sources.interfaces.list());
         let plan = set.plan.clone();
@@ -221,6 +226,7 @@ impl SnapshotJob {
         Ok(CompleteSnapshot {
             complete: complete.await?,
             outside: outside.into_iter().map(|disk| disk.volume).collect(),
+            sizes_stay,
         })
     }
 

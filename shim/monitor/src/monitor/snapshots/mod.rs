@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 use tonic::Status;
 use tracing::{info, warn};
 
-use super::disks::DisksHandle;
+use super::disks::{DisksHandle, GrowthLock};
 use super::handle::VMM_TIMEOUT;
 use super::interfaces::InterfacesHandle;
 use super::vm::RunningVmm;
@@ -59,8 +59,16 @@ pub(super) struct SnapshotSources {
     pub(super) vmi: Arc<serde_json::Value>,
 }
 
+/// A snapshot that can be restored only if the VM does not go on.
+#[derive(Clone)]
+struct FragileSnapshot {
+    dir: Arc<SnapshotDir>,
+    /// A volume outside of the snapshot must not change, so its image grows only when the VM goes on.
+    _sizes_stay: GrowthLock,
+}
+
 /// The snapshot that is being made. Its result: a snapshot that must know when the VM goes on.
-type RunningJob = Pin<Box<dyn Future<Output = Option<SnapshotDir>> + Send>>;
+type RunningJob = Pin<Box<dyn Future<Output = Option<FragileSnapshot>> + Send>>;
 
 pub(super) struct SnapshotsActor {
     sources: SnapshotSources,
@@ -69,8 +77,8 @@ pub(super) struct SnapshotsActor {
     abort: Option<AbortSender>,
     /// Callers that wait for the end of the snapshot, after which the VM goes on.
     resume_waiters: Vec<oneshot::Sender<Result<(), VmError>>>,
-    /// Snapshots of this pause that can be restored only if the VM does not go on.
-    fragile: Vec<Arc<SnapshotDir>>,
+    /// Snapshots of this pause.
+    fragile: Vec<FragileSnapshot>,
 }
 
 impl SnapshotsActor {
@@ -99,9 +107,7 @@ impl SnapshotsActor {
                 },
                 made = finished(&mut self.job) => {
                     self.job = None;
-                    if let Some(snapshot) = made {
-                        self.fragile.push(Arc::new(snapshot));
-                    }
+                    self.fragile.extend(made);
                     if !self.resume_waiters.is_empty() {
                         let resumed = self.resume().await;
                         for reply in self.resume_waiters.drain(..) {
@@ -177,8 +183,8 @@ impl SnapshotsActor {
 }
 
 /// Records in snapshots that their VM goes on. Blocks.
-fn mark_resumed(snapshots: &[Arc<SnapshotDir>]) -> Result<(), VmError> {
-    for snapshot in snapshots {
+fn mark_resumed(snapshots: &[FragileSnapshot]) -> Result<(), VmError> {
+    for FragileSnapshot { dir: snapshot, .. } in snapshots {
         match snapshot.mark_resumed() {
             Ok(()) => info!(
                 directory = %snapshot.path().display(),
@@ -205,7 +211,7 @@ fn mark_resumed(snapshots: &[Arc<SnapshotDir>]) -> Result<(), VmError> {
 }
 
 /// Returns the result of the snapshot that is being made. Never completes if there is none.
-async fn finished(job: &mut Option<RunningJob>) -> Option<SnapshotDir> {
+async fn finished(job: &mut Option<RunningJob>) -> Option<FragileSnapshot> {
     match job {
         Some(job) => job.await,
         None => std::future::pending().await,
