@@ -8,6 +8,7 @@ mod fake_vmm;
 mod fixture;
 mod interfaces;
 mod lives;
+mod lost_writes;
 mod networks;
 mod snapshot_disks;
 mod snapshot_interfaces;
@@ -119,6 +120,14 @@ fn run() -> ExitCode {
     ]);
     trials.extend(trials![
         false,
+        lost_writes:
+        sync_reports_lost_writes_once,
+        sync_reports_lost_writes_of_a_late_removal,
+        sync_reports_lost_writes_after_a_failed_call,
+        sync_reports_lost_writes_of_a_replaced_volume,
+    ]);
+    trials.extend(trials![
+        false,
         volume_sources:
         pod_volumes_come_from_the_hotplug_directory,
         volume_is_passed_as_a_descriptor,
@@ -160,6 +169,11 @@ fn run() -> ExitCode {
         no_network,
         sync:
         sync_applies_interfaces,
+    ]);
+    trials.extend(trials![
+        no_network,
+        lost_writes:
+        sync_reports_lost_writes_after_a_failed_change_of_an_interface,
     ]);
     trials.extend(trials![
         no_network,

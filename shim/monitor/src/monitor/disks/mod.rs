@@ -6,6 +6,7 @@
 
 mod config_lock;
 mod discs;
+mod lost_writes;
 mod sizes;
 mod table;
 
@@ -36,6 +37,7 @@ use crate::monitor::vm_error::VmError;
 use crate::snapshot::OpenDiskRefs;
 use crate::vm_environment::VmEnvironment;
 use config_lock::LockedDisks;
+use lost_writes::LostWrites;
 use sizes::{GrownDisks, Sizes, WatchedDisk, done};
 
 pub(super) use config_lock::{ConfigLock, GrowthLock};
@@ -64,6 +66,8 @@ enum DiskCommand {
     VmStarted(VmmConnection, StartedDisks),
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<RemovedDisk>),
+    ForgetLostWrites(String),
+    TakeLostWrites(oneshot::Sender<BTreeMap<String, String>>),
     CheckSizes(BTreeMap<String, ClaimSize>, oneshot::Sender<GrownDisks>),
     ConfigLock(Reply<LockedDisks>),
 }
@@ -138,11 +142,26 @@ impl DisksHandle {
             )
         };
         let text = format!("volume {name:?} is still in use: {why}");
-        let removed = self.remove_within(limit, name).await;
+        let removed = self.remove_within(limit, name.clone()).await;
+        if let Some(Ok(removed)) = &removed
+            && !removed.flush_error.is_empty()
+        {
+            // The caller has the error. If the actor has ended, nobody else asks for it.
+            let _ = self.mailbox.send(DiskCommand::ForgetLostWrites(name)).await;
+        }
         removed.unwrap_or_else(|| Err(VmError::timed_out(text)))
     }
 
-    /// The same. Returns `None` if the removal has not completed within `limit`.
+    /// Takes the errors of the last flushes of removed volumes that no caller of `remove` has got, by volume.
+    pub(super) async fn take_lost_writes(&self) -> Result<BTreeMap<String, String>, VmError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.mailbox.send(DiskCommand::TakeLostWrites(reply)).await;
+        sent.map_err(|_| VmError::ended())?;
+        answer.await.map_err(|_| VmError::ended())
+    }
+
+    /// The same. Returns `None` if the removal has not completed within `limit`. `take_lost_writes` returns its flush error
+    /// too.
     pub(super) async fn remove_within(
         &self,
         limit: Duration,
@@ -183,6 +202,7 @@ pub(super) struct DisksActor {
     /// Callers that wait for a removal, by volume.
     waiters: HashMap<String, Vec<Reply<RemovedDisk>>>,
     removals: JoinSet<RemovalResult>,
+    lost_writes: LostWrites,
 }
 
 /// The volume's name and the VMM's answer: the flush error, empty if there is none.
@@ -216,6 +236,7 @@ impl DisksActor {
             hold_waiters: Vec::new(),
             waiters: HashMap::new(),
             removals: JoinSet::new(),
+            lost_writes: LostWrites::default(),
         };
         (disks, handle)
     }
@@ -282,6 +303,8 @@ impl DisksActor {
             }
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
+            DiskCommand::ForgetLostWrites(name) => self.lost_writes.forget(&name),
+            DiskCommand::TakeLostWrites(reply) => drop(reply.send(self.lost_writes.take())),
             DiskCommand::CheckSizes(claims, reply) => {
                 self.set_claims(&claims);
                 // Drop requests whose caller has timed out.
@@ -409,6 +432,7 @@ impl DisksActor {
         let removed = removed.map(|flush_error| {
             if !flush_error.is_empty() {
                 warn!(volume = name, flush_error, "the last writes may be lost");
+                self.lost_writes.add(name, &flush_error);
             }
             info!(volume = name, "volume removed");
             self.watched.remove(name);

@@ -141,10 +141,14 @@ impl VmiSync {
             self.vm.pause().await?;
             done.note(Kind::Paused, "");
         }
+        let (mut volumes, interfaces) = (volumes?, interfaces?);
+        // This is last: the errors are lost in a call that fails. A volume's present state precedes its error.
+        volumes.append(&mut self.lost_writes().await?);
+        volumes.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(SyncVmiResponse {
             changes: done.changes,
-            volumes: volumes?,
-            interfaces: interfaces?,
+            volumes,
+            interfaces,
             paused: self.is_paused(),
             complete: !done.waits && !network.waits,
             restart_required,

@@ -126,19 +126,8 @@ impl VmiSync {
         let mut left = Vec::new();
         for (disk, removed) in join_all(removals).await {
             let (reason, message) = match removed {
-                Some(Ok(removed)) => {
+                Some(Ok(_)) => {
                     done.note(Kind::VolumeRemoved, &disk.name);
-                    if removed.flush_error.is_empty() {
-                        continue;
-                    }
-                    // This is reported once.
-                    left.push(VolumeStatus {
-                        name: disk.name,
-                        disk: None,
-                        phase: "UnMountedFromPod".into(),
-                        reason: "FlushFailed".into(),
-                        message: format!("the last writes may be lost: {}", removed.flush_error),
-                    });
                     continue;
                 }
                 // Another call has removed it.
@@ -156,6 +145,20 @@ impl VmiSync {
             });
         }
         Ok(left)
+    }
+
+    /// Returns removed volumes whose last flush failed, also those that the guest released after the call that removed
+    /// them. Each is reported once.
+    pub(super) async fn lost_writes(&self) -> Result<Vec<VolumeStatus>, VmError> {
+        let lost = self.disks.take_lost_writes().await?.into_iter();
+        let statuses = lost.map(|(name, flush_error)| VolumeStatus {
+            name,
+            disk: None,
+            phase: "UnMountedFromPod".into(),
+            reason: "FlushFailed".into(),
+            message: format!("the last writes may be lost: {flush_error}"),
+        });
+        Ok(statuses.collect())
     }
 
     /// Plugs a volume unless it is present or its data is not. Returns its state.

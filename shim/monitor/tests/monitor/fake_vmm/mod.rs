@@ -542,6 +542,9 @@ impl Vmm for Fake {
         request: Request<pb::SetLinkRequest>,
     ) -> Result<Response<pb::SetLinkResponse>, Status> {
         let pb::SetLinkRequest { id, up } = request.into_inner();
+        if has(&self.name(), "no-cable") {
+            return Err(Status::failed_precondition("there is no cable"));
+        }
         self.say(&format!("link of {id} {up}\n"));
         Ok(Response::new(pb::SetLinkResponse {}))
     }
