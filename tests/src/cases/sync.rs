@@ -16,12 +16,14 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "sync",
-    about: "husk sync: a hotpluggable volume comes, grows and goes with its manifest's entry; discs; pause and resume",
+    about: "husk sync: a hotpluggable volume comes, grows and goes with its manifest's entry; discs; pause, resume and restore",
     limit: Duration::from_secs(480),
     run,
 };
 
 const MIB: u64 = 1 << 20;
+/// Time limit of a snapshot in a busy lab.
+const SAVE: Duration = Duration::from_secs(240);
 
 /// Runs `husk sync` with this manifest.
 fn sync(ctx: &TestContext, manifest: &Manifest, more: &[OsString]) -> Result<CommandResult> {
@@ -90,6 +92,15 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     ctx.part("discs", || discs(ctx, &wanted, &shell));
 
+    let saved = ctx.path("saved");
+    let mut snapshot = ctx.husk(&["snapshot", "synced"]);
+    snapshot.arg(&saved);
+    ctx.finish(snapshot, SAVE)?.ok()?;
+    vm.discard()?;
+    let vm = Vm::restore(ctx, &saved, "synced")?;
+    let shell = Shell::going_on(vm.console())?;
+    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to change"])?;
+    has(&shell, &disk, 40)?;
     expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["removed volume data"])?;
     goes(&shell, "data")?;
     let bytes = std::fs::read(&path)?;
