@@ -1,11 +1,11 @@
 //! hostDisk: a raw image at a path of the node, created if the manifest says so.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use rustix::fs::statvfs;
+use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, openat, unlinkat};
 use tracing::{info, warn};
 
 use super::error::VolumeFault;
@@ -38,13 +38,25 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
         .mode(0o755)
         .create(parent)
         .map_err(VolumeFault::io(parent))?;
-    let space = statvfs(parent).map_err(VolumeFault::io(parent))?;
+    let parent = PathHandle::on_host(parent).map_err(VolumeFault::io(parent))?;
+    create_in(&parent, path.file_name().unwrap_or_default(), bytes).map(drop)
+}
+
+/// Creates an image in a directory. `bytes` are rounded down to whole MiB, and by up to a tenth if space is short.
+pub(super) fn create_in(
+    directory: &PathHandle,
+    name: impl AsRef<Path>,
+    bytes: u64,
+) -> Result<File, VolumeFault> {
+    let (handle, name) = (directory.handle(), name.as_ref());
+    let path = directory.path.join(name);
+    let space = fstatvfs(handle).map_err(VolumeFault::io(&directory.path))?;
     let available = space
         .f_bavail
         .saturating_mul(space.f_frsize)
         .saturating_sub(RESERVE);
     let size = size_to_create(bytes, available).ok_or_else(|| VolumeFault::NoSpace {
-        path: path.to_owned(),
+        path: path.clone(),
         demanded: bytes,
         available,
     })?;
@@ -54,22 +66,16 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
     if size < bytes / MIB * MIB {
         warn!(path = %path.display(), demanded = bytes, size, "little space: the image is smaller than requested (within 10 %)");
     }
-    // create_new does not follow a dangling symbolic link.
-    let made = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o660)
-        .open(path);
-    let file: File = made.map_err(VolumeFault::io(path))?;
+    // With EXCL a dangling symbolic link is not followed.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let made = openat(handle, name, flags, Mode::from_raw_mode(0o660));
+    let file = File::from(made.map_err(VolumeFault::io(&path))?);
     if let Err(source) = file.set_len(size) {
-        let _ = std::fs::remove_file(path);
-        return Err(VolumeFault::Io {
-            path: path.to_owned(),
-            source,
-        });
+        let _ = unlinkat(handle, name, AtFlags::empty());
+        return Err(VolumeFault::Io { path, source });
     }
     info!(path = %path.display(), size, "made an image");
-    Ok(())
+    Ok(file)
 }
 
 /// Whole MiB of the demanded size, or of the available space if that is at least 90 % of it.

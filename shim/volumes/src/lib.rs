@@ -95,7 +95,12 @@ pub fn open(
                 size,
             });
         };
-        open_disk(disk, scratch, paths, &progress).map_err(VolumeFault::for_volume(&disk.name))
+        let made = match (&disk.source, plan.new_image_bytes.get(&disk.name)) {
+            (DiskSource::File(path), Some(bytes)) => paths.create_missing_image(path, *bytes),
+            _ => Ok(()),
+        };
+        let opened = made.and_then(|()| open_disk(disk, scratch, paths, &progress));
+        opened.map_err(VolumeFault::for_volume(&disk.name))
     });
     let disks = disks.collect::<Result<Vec<_>, _>>()?;
     with_boot_files(plan, disks)

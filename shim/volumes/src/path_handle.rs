@@ -76,7 +76,7 @@ impl PathHandle {
         Ok(self.has_name && fstat(&self.fd)?.st_nlink == 0)
     }
 
-    /// The O_PATH descriptor, for fstat only.
+    /// The O_PATH descriptor: for fstat, and to create files in a directory.
     pub(super) fn handle(&self) -> &OwnedFd {
         &self.fd
     }

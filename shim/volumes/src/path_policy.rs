@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, Gid, Uid, fchown, fstat};
+use tracing::warn;
 
 use super::error::VolumeFault;
 use super::host_disk;
@@ -17,6 +18,11 @@ use super::path_handle::PathHandle;
 
 /// Paths of the hotplug directory inside a pod.
 const HOTPLUG: [&str; 2] = ["/var/run/kubevirt/hotplug-disks", "/run/kubevirt/hotplug-disks"];
+
+/// A claim's image.
+const IMAGE: &str = "disk.img";
+/// User and group `qemu` of KubeVirt's launcher.
+const LAUNCHER: u32 = 107;
 
 /// Trust in the paths of a plan.
 #[derive(Debug, Clone)]
@@ -47,11 +53,34 @@ impl PathPolicy {
         let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
         let found = match found.is_directory() {
             true => found
-                .child(Path::new("disk.img"))
-                .map_err(VolumeFault::io(path.join("disk.img")))?,
+                .child(Path::new(IMAGE))
+                .map_err(VolumeFault::io(path.join(IMAGE)))?,
             false => found,
         };
         self.image(found)
+    }
+
+    /// Creates `disk.img` with `bytes` in the directory of a pod's claim if it has none, as virt-handler does.
+    pub(super) fn create_missing_image(&self, path: &Path, bytes: u64) -> Result<(), VolumeFault> {
+        if !matches!(self, PathPolicy::PodMounts(_)) {
+            return Ok(());
+        }
+        let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
+        if !found.is_directory() {
+            return Ok(());
+        }
+        match found.child(Path::new(IMAGE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Other problems are reported when it is opened.
+            _ => return Ok(()),
+        }
+        let image = host_disk::create_in(&found, IMAGE, bytes)?;
+        // The file belongs to the user of KubeVirt's launcher, who opens it if the VM starts on a node with QEMU.
+        let (user, group) = (Uid::from_raw(LAUNCHER), Gid::from_raw(LAUNCHER));
+        if let Err(error) = fchown(&image, Some(user), Some(group)) {
+            warn!(path = %path.display(), %error, "the new image keeps its owner");
+        }
+        Ok(())
     }
 
     /// Resolves a hotplugged volume: `path` itself, or `disk.img` in that directory. The lookup is repeated on each
@@ -74,8 +103,8 @@ impl PathPolicy {
         // come from a claim, in which anybody may have created a node.
         match found.is_directory() {
             true => found
-                .child(Path::new("disk.img"))
-                .map_err(VolumeFault::io(path.join("disk.img")))
+                .child(Path::new(IMAGE))
+                .map_err(VolumeFault::io(path.join(IMAGE)))
                 .and_then(|found| self.image(found)),
             false if node => Ok(found),
             false => self.image(found),
@@ -109,7 +138,7 @@ impl PathPolicy {
         };
         let is_there = |path: &Path| match PathHandle::beneath(hotplug, path) {
             // An empty mount point.
-            Ok(found) if found.is_directory() => found.child(Path::new("disk.img")).is_ok(),
+            Ok(found) if found.is_directory() => found.child(Path::new(IMAGE)).is_ok(),
             // Other problems are reported when it is opened.
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -178,6 +207,33 @@ mod tests {
 
     fn given() -> PathPolicy {
         PathPolicy::PodMounts(PodMounts::default())
+    }
+
+    #[test]
+    fn a_missing_image_of_a_pods_claim_is_created_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img");
+        PathPolicy::Caller
+            .create_missing_image(dir.path(), 3 << 20)
+            .unwrap();
+        assert!(!image.exists());
+        symlink("other", &image).unwrap();
+        given().create_missing_image(dir.path(), 3 << 20).unwrap();
+        assert!(!dir.path().join("other").exists());
+        fs::remove_file(&image).unwrap();
+
+        given().create_missing_image(dir.path(), (3 << 20) + 7).unwrap();
+        assert_eq!(fs::metadata(&image).unwrap().len(), 3 << 20);
+        fs::write(&image, "data").unwrap();
+        given().create_missing_image(dir.path(), 3 << 20).unwrap();
+        assert_eq!(fs::read(&image).unwrap(), b"data");
+        // A block device, or an image that is given by its own path.
+        given().create_missing_image(&image, 3 << 20).unwrap();
+
+        fs::remove_file(&image).unwrap();
+        let small = given().create_missing_image(dir.path(), 7).unwrap_err();
+        assert!(matches!(small, VolumeFault::TooSmall));
+        assert!(!image.exists());
     }
 
     #[test]

@@ -20,6 +20,11 @@ pub struct ClaimSize {
 }
 
 impl ClaimSize {
+    /// Size of an image that is created in the claim, in bytes: a multiple of 1 MiB, the file system's share included.
+    pub fn new_image_bytes(self) -> u64 {
+        self.bytes / MIB * MIB
+    }
+
     /// Size for the claim's disk image in bytes, a multiple of 1 MiB. `usable` is the number of bytes that the image and
     /// the free space of its filesystem have together.
     pub fn image_bytes(self, usable: u64) -> u64 {
@@ -92,6 +97,7 @@ mod tests {
         let size = found["data"];
         // 1 GiB is requested; 94 % of it are 962.56 MiB.
         assert_eq!(size.image_bytes(u64::MAX), 962 * MIB);
+        assert_eq!(size.new_image_bytes(), 1024 * MIB);
         assert_eq!(size.image_bytes(100 * MIB), 94 * MIB);
         assert_eq!(size.image_bytes(0), 0);
         let whole = read(&[entry("data", "Filesystem", "500Mi", "0")])["data"];

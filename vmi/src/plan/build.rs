@@ -1,5 +1,7 @@
 //! Assembles the plan of a VM from its parts.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
 use super::disk::{DiskPlan, ScsiController};
@@ -59,6 +61,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         scsi: (!devices.disable_hotplug || disks.iter().any(DiskPlan::is_scsi))
             .then_some(ScsiController { queues }),
         disks,
+        new_image_bytes: new_image_bytes(vmi),
         nics: nics::plan(vmi, topology),
         boot,
         rng: devices.rng.is_some(),
@@ -76,4 +79,18 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
         notes,
     })
+}
+
+/// Sizes of the images to create. KubeVirt creates none for volumes that are hotplugged or `ephemeral`.
+fn new_image_bytes(vmi: &Vmi) -> BTreeMap<String, u64> {
+    let volumes = vmi.spec.volumes.iter();
+    let created = volumes.filter(|volume| {
+        let claim = volume.persistent_volume_claim.is_some() || volume.data_volume.is_some();
+        claim && !volume.is_hotpluggable()
+    });
+    let sizes = created.filter_map(|volume| {
+        let size = vmi.claims.get(&volume.name)?;
+        Some((volume.name.clone(), size.new_image_bytes()))
+    });
+    sizes.collect()
 }

@@ -67,6 +67,9 @@ pub struct VmPlan {
     pub memory: Memory,
     /// Disks in the order of the manifest.
     pub disks: Vec<DiskPlan>,
+    /// Size in bytes of the image that a claim with a filesystem gets if it has none, by volume.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub new_image_bytes: BTreeMap<String, u64>,
     /// Settings of the SCSI controller; none if `disableHotplug` is set and no disk needs it. The VMM makes the
     /// controller in any case; without settings no disk can be plugged.
     #[serde(skip_serializing_if = "Option::is_none", default)]

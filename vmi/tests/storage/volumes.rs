@@ -63,6 +63,37 @@ fn sources_without_data_name_the_way_out() {
     );
 }
 
+#[test]
+fn a_claims_image_can_be_created_unless_it_is_hotplugged() {
+    let size = |name: &str, mode: &str, request: &str| {
+        json!({"name": name, "persistentVolumeClaimInfo": {
+            "volumeMode": mode, "capacity": {"storage": "2Gi"}, "requests": {"storage": request},
+            "filesystemOverhead": "0.055",
+        }})
+    };
+    let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
+    let mut manifest = with(&[
+        (
+            "volumes",
+            json!([
+                claim("root"), claim("block"), claim("unknown"),
+                {"name": "filled", "dataVolume": {"name": "filled"}},
+                {"name": "hot", "dataVolume": {"name": "hot", "hotpluggable": true}},
+                {"name": "base", "ephemeral": {"persistentVolumeClaim": {"claimName": "base"}}},
+            ]),
+        ),
+        ("domain/devices/disks", json!([])),
+    ]);
+    manifest["status"] = json!({"volumeStatus": [
+        size("root", "Filesystem", "1Gi"), size("block", "Block", "1Gi"), size("filled", "Filesystem", "5000000"),
+        size("hot", "Filesystem", "1Gi"), size("base", "Filesystem", "1Gi"),
+    ]});
+    let names = ["root", "block", "unknown", "filled", "hot", "base"].map(|name| (name, "/claim"));
+    let plan = plan(&vmi(&manifest), &resources(&names)).unwrap();
+    let wanted = [("filled".to_owned(), 4 << 20), ("root".to_owned(), 1 << 30)];
+    assert_eq!(plan.new_image_bytes, wanted.into());
+}
+
 fn source(volume: Value) -> Result<DiskSource, String> {
     let mut volume = volume;
     volume["name"] = json!("data");

@@ -1,5 +1,6 @@
 //! A runtime directory of its own per test, and the VMs in it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -54,6 +55,7 @@ pub fn plan(name: &str) -> VmPlan {
         grace_period_seconds: 30,
         credentials: husk_vmi::CredentialsPlan::default(),
         start_paused: false,
+        new_image_bytes: BTreeMap::new(),
         nics: Vec::new(),
         hostname: "vm".into(),
         subdomain: None,

@@ -22,12 +22,12 @@ const DATA: &str = "/var/tmp/husk-hotplug";
 fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     let device = c.on_node(&format!(
-        "mkdir -p {DATA}/files && truncate -s 64M {DATA}/block.img {DATA}/files/disk.img && \
+        "mkdir -p {DATA}/files {DATA}/blank && truncate -s 64M {DATA}/block.img {DATA}/files/disk.img && \
          chown -R 107:107 {DATA} && losetup -f --show {DATA}/block.img"
     ))?;
     let device = device.trim();
     let node = c.node()?;
-    let files = format!("{DATA}/files");
+    let (files, blank) = (format!("{DATA}/files"), format!("{DATA}/blank"));
     c.apply(&[json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -38,6 +38,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     for (name, mode, path, size) in [
         ("block", "Block", device, "64Mi"),
         ("files", "Filesystem", files.as_str(), "64Mi"),
+        ("blank", "Filesystem", blank.as_str(), "48Mi"),
         ("dump", "Filesystem", DATA, "1Gi"),
     ] {
         c.apply(&local_volume(name, mode, (path, size), &node))?;
@@ -57,13 +58,14 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("without --persist", || without_persist(c));
     c.delete("vm", VM)?;
     ctx.part("VMI without a VM", || without_vm(c));
+    ctx.part("blank claim", || blank_claim(c));
     c.until_none("vm")?;
     c.until_none(VMI)?;
     // The node's loop device is free again: nothing holds the volume.
     c.on_node(&format!("losetup -d {device} && rm -r {DATA}"))?;
     let busy = c.on_node("losetup -a")?;
     ensure!(!busy.contains(DATA), "{busy}");
-    for name in ["block", "files", "dump"] {
+    for name in ["block", "files", "blank", "dump"] {
         c.delete("pvc", name)?;
         c.delete("pv", name)?;
     }
@@ -217,6 +219,30 @@ fn without_vm(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["removevolume", name, "--volume-name=block"])?.ok()?;
     c.until(VMI, name, &status("block", "name"), "")?;
     c.delete(VMI, name)
+}
+
+/// A claim without an image gets one when its VM starts, which the next VM uses.
+fn blank_claim(c: &KubeVirt<'_>) -> Result<()> {
+    let name = "blank";
+    let mut vmi = instance(name, "scsi,button,shell");
+    vmi["spec"]["volumes"] = json!([{"name": name, "persistentVolumeClaim": {"claimName": name}}]);
+    vmi["spec"]["domain"]["devices"]["disks"] = json!([{"name": name, "disk": {"bus": "scsi"}}]);
+    for wanted in ["0", "KEPT"] {
+        c.apply(&[vmi.clone()])?;
+        c.until(VMI, name, ".status.phase", "Running")?;
+        c.in_guest(name, |shell| {
+            shell.expect_contains("cat /sys/block/sda/size", &["98304"])?;
+            shell.expect_contains("head -c 4 /dev/sda | tr '\\0' 0", &[wanted])?;
+            shell
+                .ok("printf KEPT | dd of=/dev/sda conv=notrunc,fsync status=none")
+                .map(drop)
+        })?;
+        c.delete(VMI, name)?;
+        c.until_none(VMI)?;
+    }
+    let owner = c.on_node(&format!("stat -c '%u %g %s' {DATA}/blank/disk.img"))?;
+    ensure!(owner.trim() == "107 107 50331648", "{owner}");
+    Ok(())
 }
 
 fn unplug(c: &KubeVirt<'_>, name: &str) -> Result<()> {

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use husk_proto::vmm::v1::disk::Cache;
@@ -66,6 +67,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         grace_period_seconds: 30,
         credentials: husk_vmi::CredentialsPlan::default(),
         start_paused: false,
+        new_image_bytes: BTreeMap::new(),
         nics: Vec::new(),
         hostname: "vm".into(),
         subdomain: None,
