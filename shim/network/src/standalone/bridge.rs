@@ -84,11 +84,8 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
 
 /// Adds or replaces Husk's NAT table for `net`.
 fn masquerade(net: Ipv4Net, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
-    let add = |state: &HostState<'_>, table| {
-        let switched = state.done().forwarding.iter();
-        let switched: Vec<&str> = switched.map(|switched| switched.device.as_str()).collect();
-        egress::masquerade(net, BRIDGE, &switched, table)
-    };
+    let add =
+        |state: &HostState<'_>, table| egress::masquerade(net, BRIDGE, &forwarding::switched(state)?, table);
     if state.done().table {
         return add(state, EgressTable::Own);
     }

@@ -40,6 +40,15 @@ pub(super) fn record(state: &mut HostState<'_>, bridge: u32) -> Result<(), Netwo
     Ok(())
 }
 
+/// The recorded devices, unless others have enabled forwarding for the host since.
+pub(super) fn switched<'a>(state: &'a HostState<'_>) -> Result<Vec<&'a str>, NetworkFault> {
+    if sysctl::is(ALL, "1")? {
+        return Ok(Vec::new());
+    }
+    let recorded = state.done().forwarding.iter();
+    Ok(recorded.map(|switched| switched.device.as_str()).collect())
+}
+
 /// Enables forwarding on the recorded devices.
 pub(super) fn enable(state: &HostState<'_>) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "1")? {

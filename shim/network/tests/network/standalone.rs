@@ -360,6 +360,12 @@ fn the_machine_does_not_route_between_its_networks() {
     // That it could be reached without the chain's rules shows that the test would fail.
     node.nft("flush chain ip husk forward");
     assert!(reaches(TIMEOUT));
+
+    // Once others let the machine route, the rules do not come back.
+    node.set("all/forwarding", "1");
+    let joined = node.join("default/two");
+    assert!(reaches(Duration::from_secs(2)));
+    node.leave(&joined.location);
     node.leave(&vm.joined.location);
 }
 
