@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHop, RouteNextHopFlags, RouteProtocol,
-    RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteScope,
+    RouteType, RouteVia,
 };
 use rtnetlink::RouteMessageBuilder;
 
@@ -112,14 +112,14 @@ fn route_of(message: &RouteMessage, index: u32) -> Option<Route> {
             RouteAttribute::Destination(address) => {
                 route.destination = IpNet::new(ip(address)?, header.destination_prefix_length).ok()?;
             }
-            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => route.gateway = gateway(attribute),
             RouteAttribute::PrefSource(address) => route.source = ip(address),
             RouteAttribute::Priority(metric) => route.metric = Some(*metric),
             RouteAttribute::Oif(oif) => through = *oif == index,
             RouteAttribute::MultiPath(hops) => {
                 // A guest has one NIC for this link: use the first next hop through it.
                 let hop = hops.iter().find(|hop| hop.interface_index == index)?;
-                route.gateway = hop_gateway(hop);
+                route.gateway = hop.attributes.iter().find_map(gateway);
                 route.onlink = hop.flags.contains(RouteNextHopFlags::Onlink);
                 through = true;
             }
@@ -131,11 +131,14 @@ fn route_of(message: &RouteMessage, index: u32) -> Option<Route> {
     (through && !link_local).then_some(route)
 }
 
-fn hop_gateway(hop: &RouteNextHop) -> Option<IpAddr> {
-    hop.attributes.iter().find_map(|attribute| match attribute {
+/// The gateway; one of another family than the route's is a `Via`.
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
         RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet(ip)) => Some(IpAddr::V4(*ip)),
+        RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
         _ => None,
-    })
+    }
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {
@@ -188,5 +191,47 @@ fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::route::RouteNextHop;
+
+    use super::*;
+    use crate::lease::DhcpLease;
+    use crate::mac::MacAddr;
+    use crate::nic::PodNic;
+
+    #[test]
+    fn an_ipv6_gateway_of_an_ipv4_route_is_not_on_link() {
+        let gateway: Ipv6Addr = "fe80::1".parse().unwrap();
+        let via = RouteAttribute::Via(gateway.into());
+        let mut hop = RouteNextHop::default();
+        hop.interface_index = 2;
+        hop.attributes.push(via.clone());
+        for through in [
+            vec![via, RouteAttribute::Oif(2)],
+            vec![RouteAttribute::MultiPath(vec![hop])],
+        ] {
+            let mut message = all_ipv4();
+            message.header.table = RouteHeader::RT_TABLE_MAIN;
+            message.header.kind = RouteType::Unicast;
+            message.attributes = through;
+            let route = route_of(&message, 2).unwrap();
+            assert_eq!(route.gateway, Some(gateway.into()));
+            let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+            let nic = PodNic {
+                name: "eth0".to_owned(),
+                index: 2,
+                mac,
+                mtu: 1450,
+                addresses: vec!["10.244.1.5/24".parse().unwrap()],
+                routes: vec![route],
+                neighbours: Vec::new(),
+            };
+            let lease = DhcpLease::for_bridge(&nic, mac, Ipv4Addr::new(169, 254, 75, 10)).unwrap();
+            assert_eq!(lease.routes, []);
+        }
     }
 }
