@@ -139,10 +139,18 @@ impl DnsConfig {
     }
 
     /// Inserts the domain of a VM with a `subdomain` before the others: SUBDOMAIN and the longest cluster domain of
-    /// services.
+    /// services, unless that one begins with SUBDOMAIN.
     pub fn with_subdomain(mut self, subdomain: &str) -> Result<DnsConfig, NetworkFault> {
-        let services = |domain: &&String| domain.contains(".svc.");
-        if let Some(domain) = longest(self.search.iter().filter(services)) {
+        let is_services = |domain: &str| domain.contains(".svc.");
+        // In "db.svc.cluster.local", db is a namespace, which may have a subdomain db.
+        let has_it = |domain: &str| {
+            let rest = domain
+                .strip_prefix(subdomain)
+                .and_then(|rest| rest.strip_prefix('.'));
+            rest.is_some_and(is_services)
+        };
+        let services = self.search.iter().filter(|domain| is_services(domain));
+        if let Some(domain) = longest(services).filter(|domain| !has_it(domain)) {
             let first = format!("{subdomain}.{domain}");
             if !is_domain(&first) {
                 return Err(NetworkFault::InvalidField {
@@ -204,6 +212,21 @@ mod tests {
         let resolver = resolver.with_subdomain("db").unwrap();
         assert_eq!(resolver.search[0], "db.default.svc.cluster.local");
         assert_eq!(resolver.search.len(), 4);
+    }
+
+    #[test]
+    fn a_subdomain_is_added_once() {
+        let searched = |search: &str| {
+            let resolver = DnsConfig::parse(&format!("search {search}"));
+            resolver.with_subdomain("db").unwrap()
+        };
+        let whole = "db.default.svc.cluster.local default.svc.cluster.local svc.cluster.local cluster.local";
+        let resolver = searched(whole);
+        assert_eq!(resolver.search.join(" "), whole);
+        assert_eq!(resolver.domain(), Some("db.default.svc.cluster.local"));
+        // A namespace of that name is not the subdomain.
+        let resolver = searched("db.svc.cluster.local svc.cluster.local cluster.local");
+        assert_eq!(resolver.search[0], "db.db.svc.cluster.local");
     }
 
     #[test]
