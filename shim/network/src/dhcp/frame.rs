@@ -10,6 +10,8 @@ const CLIENT_PORT: u16 = 68;
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const UDP: usize = 8;
+/// Length of the headers that the MTU includes.
+pub(super) const IP_HEADERS: usize = IPV4 + UDP;
 const ETHERTYPE_IPV4: [u8; 2] = [8, 0];
 const PROTOCOL_UDP: u8 = 17;
 

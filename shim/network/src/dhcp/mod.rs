@@ -15,6 +15,7 @@ pub mod testing;
 mod v4;
 mod v6;
 
+use std::cell::Cell;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -70,7 +71,7 @@ impl DhcpServer {
             let v6 = prepared
                 .lease6
                 .map(|lease| v6::Dhcpv6Responder::new(lease, options.resolver.clone()));
-            let v4 = v4::Dhcpv4Responder::new(lease, options);
+            let v4 = v4::Dhcpv4Responder::new(lease, options)?;
             DhcpTask::new(sockets, v4, v6).map(Some)
         };
         let Some(server) = server().map_err(fault)? else {
@@ -169,6 +170,8 @@ struct DhcpTask {
     v4: v4::Dhcpv4Responder,
     v6: Option<Ipv6Router>,
     leased: watch::Sender<Option<Ipv4Addr>>,
+    /// A reply could not be sent.
+    reported: Cell<bool>,
 }
 
 impl DhcpTask {
@@ -193,6 +196,7 @@ impl DhcpTask {
             v4,
             v6,
             leased: watch::Sender::new(None),
+            reported: Cell::new(false),
         })
     }
 
@@ -230,7 +234,12 @@ impl DhcpTask {
         if let Some((frame, leases)) = answer {
             // Sent to the tap directly, so that other ports of the bridge do not see it. Clients retry lost packets.
             if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
-                tracing::debug!("a DHCP answer was not sent: {e}");
+                // Warn once: a guest that retries must not fill the log.
+                if self.reported.replace(true) {
+                    tracing::debug!("a DHCP answer was not sent: {e}");
+                } else {
+                    tracing::warn!("a DHCP answer was not sent: {e}");
+                }
             } else if leases {
                 let address = Some(self.v4.lease().address.addr());
                 self.leased

@@ -9,7 +9,8 @@ use super::{router_advert, v4, v6};
 /// no server is started with.
 pub fn answer_frame(lease: DhcpLease, options: DhcpOptions, frame: &[u8]) -> Option<(Vec<u8>, bool)> {
     options.check().ok()?;
-    super::reply(&v4::Dhcpv4Responder::new(lease, options), MacAddr::GATEWAY, frame)
+    let server = v4::Dhcpv4Responder::new(lease, options).ok()?;
+    super::reply(&server, MacAddr::GATEWAY, frame)
 }
 
 /// The answer of a DHCPv6 server to a packet.

@@ -2,15 +2,19 @@
 
 use std::net::Ipv4Addr;
 
+use dhcproto::error::EncodeResult;
 use dhcproto::v4::{DhcpOption, Flags, HType, Message, MessageType, Opcode, OptionCode, UnknownOption};
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 
+use super::super::error::NetworkFault;
 use super::super::lease::DhcpLease;
-use super::option_filter;
 use super::options::DhcpOptions;
+use super::{frame, option_filter};
 
 /// Largest option, in bytes.
 const OPTION_MAX: usize = 255;
+/// Room for the client identifier that a guest chooses, in bytes. One with a UUID has 23 (RFC 4361).
+const CLIENT_ID_ROOM: usize = 32;
 
 #[derive(Debug, Clone)]
 pub(super) struct Dhcpv4Responder {
@@ -28,8 +32,34 @@ pub(super) struct DhcpReply {
 }
 
 impl Dhcpv4Responder {
-    pub(super) fn new(lease: DhcpLease, options: DhcpOptions) -> Dhcpv4Responder {
-        Dhcpv4Responder { lease, options }
+    /// Refuses options that do not fit into one frame: a reply has no fragments.
+    pub(super) fn new(lease: DhcpLease, options: DhcpOptions) -> Result<Dhcpv4Responder, NetworkFault> {
+        let server = Dhcpv4Responder { lease, options };
+        let refused = |reason| NetworkFault::InvalidField {
+            field: "dhcpOptions",
+            reason,
+        };
+        let reply = server.full_reply().map_err(|e| refused(e.to_string()))?;
+        let mtu = server.lease.mtu as usize;
+        let room = mtu.saturating_sub(frame::IP_HEADERS);
+        match reply.len() > room {
+            true => Err(refused(format!(
+                "a DHCP reply takes {} bytes, more than the {room} that the MTU {mtu} leaves: give fewer or shorter options",
+                reply.len()
+            ))),
+            false => Ok(server),
+        }
+    }
+
+    /// A reply that is as long as one to any common client.
+    fn full_reply(&self) -> EncodeResult<Vec<u8>> {
+        let none = Ipv4Addr::UNSPECIFIED;
+        let mut asked = Message::new_with_id(0, none, none, none, none, &self.lease.mac.0);
+        let id = DhcpOption::ClientIdentifier(vec![0; CLIENT_ID_ROOM]);
+        asked.opts_mut().insert(id);
+        let mut answer = self.reply(&asked, MessageType::Ack);
+        self.add_lease(&mut answer, &asked);
+        answer.to_vec()
     }
 
     pub(super) fn lease(&self) -> &DhcpLease {
@@ -59,8 +89,7 @@ impl Dhcpv4Responder {
             MessageType::Nak => Ipv4Addr::BROADCAST,
             _ => self.add_lease(&mut answer, &asked),
         };
-        let mut packet = Vec::new();
-        answer.encode(&mut dhcproto::Encoder::new(&mut packet)).ok()?;
+        let packet = answer.to_vec().ok()?;
         let leases = kind == MessageType::Ack;
         Some(DhcpReply { to, packet, leases })
     }

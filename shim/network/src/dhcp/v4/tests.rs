@@ -29,7 +29,7 @@ fn server() -> Dhcpv4Responder {
         private: vec![(240, "private".to_owned())],
         ..DhcpOptions::default()
     };
-    Dhcpv4Responder::new(lease, options)
+    Dhcpv4Responder::new(lease, options).unwrap()
 }
 
 fn asking(kind: MessageType, mac: MacAddr) -> Message {
@@ -161,6 +161,36 @@ fn the_default_route_outlives_too_many_others() {
     assert_eq!(routes.first(), server.lease.routes.first());
     assert_eq!(routes.last(), server.lease.routes.last());
     assert!((20..40).contains(&routes.len()), "{}", routes.len());
+}
+
+#[test]
+fn options_that_fill_more_than_a_frame_are_refused() {
+    let with = |private: &[(u8, usize)], mtu| {
+        let Dhcpv4Responder { mut lease, options } = server();
+        lease.mtu = mtu;
+        let private = private.iter().map(|(code, length)| (*code, "x".repeat(*length)));
+        let options = DhcpOptions {
+            private: private.collect(),
+            ..options
+        };
+        Dhcpv4Responder::new(lease, options)
+    };
+    let five = [224, 225, 226, 227, 228].map(|code| (code, 255));
+    let error = with(&five, 1500).unwrap_err().to_string();
+    assert!(
+        error.starts_with("dhcpOptions: ") && error.contains("1472"),
+        "{error}"
+    );
+    with(&five, 9000).unwrap();
+
+    // The longest that fit, to a guest with a long client identifier.
+    let mut request = asking(MessageType::Discover, GUEST);
+    let id = DhcpOption::ClientIdentifier(vec![1; CLIENT_ID_ROOM]);
+    request.opts_mut().insert(id);
+    let longest = (0..=255).rev();
+    let last = |length| with(&[(224, 255), (225, 255), (226, length)], 1200).ok();
+    let server = longest.filter_map(last).next().unwrap();
+    assert_eq!(server.answer(&encoded(&request)).unwrap().packet.len(), 1200 - 28);
 }
 
 proptest! {
