@@ -165,14 +165,15 @@ fn message_of(index: u32, route: &Route) -> RouteMessage {
         IpAddr::V4(ip) => RouteAddress::Inet(ip),
         IpAddr::V6(ip) => RouteAddress::Inet6(ip),
     };
-    let same = |ip: &IpAddr| family(*ip) == message.header.address_family;
-    let (gateway, source) = (route.gateway.filter(same), route.source.filter(same));
-    if let Some(gateway) = gateway {
-        message.attributes.push(RouteAttribute::Gateway(address(gateway)));
-    } else if message.header.address_family == AddressFamily::Inet {
-        message.header.scope = RouteScope::Link;
+    let family_of_route = message.header.address_family;
+    let same = |ip: &IpAddr| family(*ip) == family_of_route;
+    match route.gateway {
+        Some(gateway) if same(&gateway) => message.attributes.push(RouteAttribute::Gateway(address(gateway))),
+        Some(IpAddr::V6(gateway)) => message.attributes.push(RouteAttribute::Via(gateway.into())),
+        _ if family_of_route == AddressFamily::Inet => message.header.scope = RouteScope::Link,
+        _ => {}
     }
-    if let Some(source) = source {
+    if let Some(source) = route.source.filter(same) {
         message
             .attributes
             .push(RouteAttribute::PrefSource(address(source)));
@@ -219,6 +220,7 @@ mod tests {
             message.header.kind = RouteType::Unicast;
             message.attributes = through;
             let route = route_of(&message, 2).unwrap();
+            assert_eq!(route_of(&message_of(2, &route), 2).as_ref(), Some(&route));
             assert_eq!(route.gateway, Some(gateway.into()));
             let mac = MacAddr([2, 0, 0, 0, 0, 1]);
             let nic = PodNic {
