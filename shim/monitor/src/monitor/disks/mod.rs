@@ -160,8 +160,8 @@ impl DisksHandle {
         answer.await.map_err(|_| VmError::ended())
     }
 
-    /// The same. Returns `None` if the removal has not completed within `limit`. `take_lost_writes` returns its flush error
-    /// too.
+    /// As `remove`, but returns `None` if the removal has not completed within `limit`. `take_lost_writes` returns its
+    /// flush error too.
     pub(super) async fn remove_within(
         &self,
         limit: Duration,
