@@ -119,6 +119,11 @@ impl Connection {
         Ok(())
     }
 
+    /// True if the host has begun the connection, and the guest was not sent REQUEST yet.
+    pub fn is_unknown_to_guest(&self) -> bool {
+        self.phase == Phase::Offered && self.opening.is_some()
+    }
+
     /// True once both sides may send: the guest knows it.
     fn is_open(&self) -> bool {
         self.phase == Phase::Established && self.opening.is_none()

@@ -43,7 +43,7 @@ pub(crate) struct Connections {
     drains: Drains,
     /// Requests of the guest that nobody has answered.
     asked: BTreeMap<u64, Key>,
-    /// Connections that may have something for the guest. One may have ended.
+    /// Connections that may have something for the guest.
     ready: VecDeque<Key>,
     /// RSTs that the guest is to be sent.
     resets: VecDeque<Header>,
@@ -244,8 +244,11 @@ impl Connections {
         }
     }
 
-    /// Ends a connection, and tells the guest.
+    /// Ends a connection, and tells the guest if it knows of the connection.
     fn abort(&mut self, key: Key) {
+        if self.table.get(&key).is_some_and(Connection::is_unknown_to_guest) {
+            return self.end(key);
+        }
         self.resets.push_back(Header {
             src_cid: HOST_CID,
             dst_cid: self.guest_cid,
@@ -264,6 +267,10 @@ impl Connections {
         let Some(connection) = self.table.remove(&key) else {
             return;
         };
+        if connection.queued {
+            // Without receive buffers nothing else takes it out.
+            self.ready.retain(|other| *other != key);
+        }
         if let Phase::Asked(id) = connection.phase {
             self.asked.remove(&id);
         }
@@ -361,3 +368,6 @@ fn watch(epoll: &Epoll, host: &File, token: u64) -> bool {
 fn unwatch(epoll: &Epoll, host: &File) {
     let _ = epoll.ctl(ControlOperation::Delete, host.as_raw_fd(), EpollEvent::default());
 }
+
+#[cfg(test)]
+mod tests;
