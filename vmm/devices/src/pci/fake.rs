@@ -1,7 +1,7 @@
 //! Vectors and functions that record their calls, for tests.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -72,6 +72,8 @@ pub struct FakeFunction {
     space: Mutex<ConfigSpace>,
     tag: u8,
     pub log: Mutex<Vec<Event>>,
+    /// Called when the BAR is unmapped.
+    pub on_unmap: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A call that a function recorded.
@@ -99,6 +101,7 @@ impl FakeFunction {
             space: Mutex::new(space),
             tag,
             log: Mutex::default(),
+            on_unmap: OnceLock::new(),
         })
     }
 
@@ -125,6 +128,9 @@ impl PciDevice for FakeFunction {
     }
     fn bar_mapped(&self, _: u8, address: Option<u64>) {
         self.log.lock().unwrap().push(Event::Placed(address));
+        if let (None, Some(on_unmap)) = (address, self.on_unmap.get()) {
+            on_unmap();
+        }
     }
     fn reset(&self) {
         self.space.lock().unwrap().reset();

@@ -38,6 +38,7 @@ type EjectedFn = dyn Fn(u8, Arc<dyn PciDevice>) + Send + Sync;
 /// Hotplug of functions on the root bus.
 pub struct PciHotplug {
     root: Arc<PciRoot>,
+    /// Held while functions come and go, so that no bit is set for an empty slot. Taken before the locks of `root`.
     slots: Mutex<SlotBits>,
     notify: Box<dyn Fn() + Send + Sync>,
     ejected: Box<EjectedFn>,
@@ -72,8 +73,8 @@ impl PciHotplug {
     /// # Errors
     /// The slot does not exist or is occupied.
     pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), PciRootError> {
-        self.root.add(slot, device)?;
         let mut slots = self.slots();
+        self.root.add(slot, device)?;
         slots.up |= 1 << slot;
         slots.down &= !(1 << slot);
         slots.removal_requested &= !(1 << slot);
@@ -87,10 +88,10 @@ impl PciHotplug {
     /// # Errors
     /// The slot has no removable function.
     pub fn request_removal(&self, slot: u8) -> Result<(), PciRootError> {
+        let mut slots = self.slots();
         if slot == 0 || self.root.function(slot).is_none() {
             return Err(PciRootError::BadSlot(slot));
         }
-        let mut slots = self.slots();
         slots.down |= 1 << slot;
         slots.removal_requested |= 1 << slot;
         drop(slots);
@@ -99,19 +100,20 @@ impl PciHotplug {
     }
 
     fn eject(&self, requested: u32) {
-        let granted = {
+        let removed: Vec<_> = {
             let mut slots = self.slots();
             let granted = requested & slots.removal_requested;
             slots.removal_requested &= !granted;
             slots.down &= !granted;
             slots.up &= !granted;
+            let granted = (0..SLOTS).filter(|slot| granted & 1 << slot != 0);
             granted
+                .filter_map(|slot| Some((slot, self.root.remove(slot)?)))
+                .collect()
         };
-        for slot in (0..SLOTS).filter(|slot| granted & 1 << slot != 0) {
-            if let Some(device) = self.root.remove(slot) {
-                device.reset();
-                (self.ejected)(slot, device);
-            }
+        for (slot, device) in removed {
+            device.reset();
+            (self.ejected)(slot, device);
         }
     }
 
@@ -193,21 +195,26 @@ impl BusDevice for PciHotplug {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
 
-    use super::super::fake::{Event, FakeFunction};
+    use super::super::fake::{Event, FAKE_BAR, FakeFunction};
     use super::*;
     use crate::bus::Bus;
 
+    const WINDOW: Range<u64> = 0x8000_0000..0x8000_0000 + FAKE_BAR;
+
     struct Machine {
         root: Arc<PciRoot>,
-        hotplug: PciHotplug,
+        hotplug: Arc<PciHotplug>,
         notified: Arc<AtomicU32>,
         ejected: Arc<Mutex<Vec<u8>>>,
     }
 
     fn machine() -> Machine {
-        let root = PciRoot::new(Arc::new(Bus::new()), vec![]);
+        let root = PciRoot::new(Arc::new(Bus::new()), Vec::from([WINDOW]));
         let (notified, ejected) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
         let (notify, eject) = (notified.clone(), ejected.clone());
         let hotplug = PciHotplug::new(
@@ -217,7 +224,7 @@ mod tests {
         );
         Machine {
             root,
-            hotplug,
+            hotplug: Arc::new(hotplug),
             notified,
             ejected,
         }
@@ -269,6 +276,27 @@ mod tests {
         assert_eq!(m.hotplug.request_removal(5), Err(PciRootError::BadSlot(5)));
         assert_eq!(m.hotplug.request_removal(0), Err(PciRootError::BadSlot(0)));
         assert_eq!(m.hotplug.request_removal(200), Err(PciRootError::BadSlot(200)));
+    }
+
+    #[test]
+    fn a_removal_requested_during_the_eject_leaves_no_bit() {
+        let m = machine();
+        let function = FakeFunction::new(5, WINDOW.start);
+        m.hotplug.add(5, function.clone()).unwrap();
+        m.root.config_write(5, 4, &[6, 0]);
+        let (hotplug, (done, answer)) = (m.hotplug.clone(), mpsc::channel());
+        let answer = Mutex::new(answer);
+        // The function is about to leave the bus. The request may wait until it has left.
+        let request_again = move || {
+            let (hotplug, done) = (hotplug.clone(), done.clone());
+            std::thread::spawn(move || done.send(hotplug.request_removal(5)));
+            let _ = answer.lock().unwrap().recv_timeout(Duration::from_millis(200));
+        };
+        let _ = function.on_unmap.set(Box::new(request_again));
+        m.hotplug.request_removal(5).unwrap();
+        m.hotplug.write(8, &(1_u32 << 5).to_le_bytes());
+        assert_eq!(m.ejected(), [5]);
+        machine().hotplug.restore(&m.hotplug.save().unwrap()).unwrap();
     }
 
     #[test]
