@@ -1,20 +1,19 @@
 //! Converts a request's `VmConfig` to a machine's configuration: claims descriptors and checks every field.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
 use husk_disk::DiskReader;
 use husk_proto::fds::FdReceiver;
-use husk_proto::vmm::v1::boot::Source as BootSource;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb};
 use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::saved::{self, SavedVm};
-use super::{disks, fields, nics, ports, vsock};
+use super::claimed::{Claimed, ClaimedBoot};
+use super::saved::SavedVm;
+use super::{disks, fields};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
@@ -49,32 +48,29 @@ fn invalid(field: &str, reason: impl std::fmt::Display) -> Status {
     fields::invalid(&format!("config.{field}"), reason)
 }
 
-async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
-    fields::claim(fds, &format!("config.{field}"), fd).await
-}
-
 /// Checks a request and claims its descriptors from the channel.
 pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmParts, Status> {
-    let config = request.config.ok_or_else(|| fields::missing("config"))?;
-    let saved = match request.saved {
-        Some(saved) => Some(saved::open(fds, saved).await?),
-        None => None,
-    };
+    let mut config = request.config.ok_or_else(|| fields::missing("config"))?;
     let cpu = config.cpu.ok_or_else(|| missing("cpu"))?;
     let memory = config.memory.ok_or_else(|| missing("memory"))?;
-    let smbios = config.smbios.unwrap_or_default();
+    let smbios = config.smbios.take().unwrap_or_default();
     let uuid = match smbios.uuid.as_str() {
         "" => Uuid::nil(),
         text => text.parse().map_err(|e| invalid("smbios.uuid", e))?,
     };
-    let kvm = claim(fds, "kvm", config.kvm.as_ref()).await?;
+    let kvm = fields::claim(fds, "config.kvm", config.kvm.as_ref()).await?;
     let host = KvmHost::new(kvm).map_err(|e| invalid("kvm", e))?;
+    let claimed = Claimed::new(&config, request.saved.as_ref(), fds).await?;
+    let saved = match claimed.saved {
+        Some(saved) => Some(saved.await?),
+        None => None,
+    };
 
     let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut blk = Vec::new();
-    for (i, disk) in config.disks.iter().enumerate() {
+    for (i, (disk, image)) in config.disks.iter().zip(claimed.disks).enumerate() {
         let field = format!("config.disks[{i}]");
-        let mut image = disks::open(fds, &field, disk).await?;
+        let mut image = image.await?;
         let queues = disk.queues.clamp(1, vcpus.max(1));
         let mut queues = u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES);
         let saved = saved
@@ -104,13 +100,12 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         });
     }
     let mut scsi = Vec::new();
-    for (i, disk) in config.scsi_disks.iter().enumerate() {
-        scsi.push(disks::scsi_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
+    for unit in claimed.scsi {
+        scsi.push(unit.await?);
     }
     let (mut setups, mut plugged_nics) = (Vec::new(), Vec::new());
-    for (i, nic) in config.nics.iter().enumerate() {
+    for (i, (nic, setup)) in config.nics.iter().zip(claimed.nics).enumerate() {
         let at = |field: &str| format!("nics[{i}]{field}");
-        let setup = nics::setup(fds, &format!("config.{}", at("")), nic).await?;
         if config.nics[..i].iter().any(|other| other.id == nic.id) {
             return Err(invalid(&at(".id"), format!("{:?} is used twice", nic.id)));
         }
@@ -120,16 +115,8 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
             _ => return Err(invalid(&at(".pci_slot"), "is not a slot of a saved machine")),
         }
     }
-    let mut port_setups = Vec::new();
-    for (i, port) in config.ports.into_iter().enumerate() {
-        port_setups.push(ports::setup(fds, &format!("config.ports[{i}]"), port).await?);
-    }
     let watchdog = config.watchdog.map(watchdog_action).transpose()?;
-    let source = boot_source(config.boot, fds, &readers(&blk, &scsi)).await?;
-    let console = match config.console.as_ref() {
-        Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
-        None => None,
-    };
+    let source = kernel_source(claimed.boot, &readers(&blk, &scsi))?;
     let config_out = MachineConfig {
         topology: Topology {
             sockets: cpu.sockets,
@@ -152,8 +139,8 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         scsi,
         rng: config.rng,
         balloon: config.balloon,
-        ports: port_setups,
-        vsock: vsock::setup(fds, config.vsock_cid, config.vhost_vsock.as_ref()).await?,
+        ports: claimed.ports,
+        vsock: claimed.vsock,
         watchdog: watchdog.is_some(),
         rtc_offset: config.rtc_offset_seconds,
     };
@@ -162,7 +149,7 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         host,
         config: config_out,
         source,
-        console,
+        console: claimed.console,
         watchdog,
         saved,
     })
@@ -187,39 +174,18 @@ fn readers<'a>(blk: &'a [BlkDisk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskRea
     blk.chain(scsi).collect()
 }
 
-async fn boot_source(
-    boot: Option<pb::Boot>,
-    fds: &FdReceiver,
-    disks: &[(&str, DiskReader)],
-) -> Result<boot::KernelSource, Status> {
-    match boot
-        .and_then(|b| b.source)
-        .ok_or_else(|| missing("boot.source"))?
-    {
-        BootSource::Kernel(kernel) => {
-            let initrd = match kernel.initrd.as_ref() {
-                Some(_) => Some(File::from(
-                    claim(fds, "boot.kernel.initrd", kernel.initrd.as_ref()).await?,
-                )),
-                None => None,
-            };
-            let file = claim(fds, "boot.kernel.kernel", kernel.kernel.as_ref()).await?;
-            Ok(boot::KernelSource::Kernel {
-                kernel: File::from(file),
-                initrd,
-                command_line: kernel.command_line,
-            })
-        }
-        BootSource::Disk(boot) => {
-            let find = |id: String| match disks.iter().find(|(other, _)| *other == id) {
-                Some((_, reader)) => Ok((id, reader.clone())),
-                None => Err(invalid("boot.disk.disks", format!("there is no disk {id:?}"))),
-            };
-            let disks = boot.disks.into_iter().map(find).collect::<Result<_, _>>()?;
-            Ok(boot::KernelSource::Disks {
-                disks,
-                append: boot.append,
-            })
-        }
-    }
+fn kernel_source(boot: ClaimedBoot, disks: &[(&str, DiskReader)]) -> Result<boot::KernelSource, Status> {
+    let boot = match boot {
+        ClaimedBoot::Kernel(source) => return Ok(source),
+        ClaimedBoot::Disks(boot) => boot,
+    };
+    let find = |id: String| match disks.iter().find(|(other, _)| *other == id) {
+        Some((_, reader)) => Ok((id, reader.clone())),
+        None => Err(invalid("boot.disk.disks", format!("there is no disk {id:?}"))),
+    };
+    let disks = boot.disks.into_iter().map(find).collect::<Result<_, _>>()?;
+    Ok(boot::KernelSource::Disks {
+        disks,
+        append: boot.append,
+    })
 }

@@ -2,10 +2,14 @@
 
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 
 use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::vmm::v1 as pb;
 use tonic::Status;
+
+/// Opens what has been claimed. It may take longer than the channel keeps descriptors.
+pub(super) type Opening<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 pub(super) fn missing(field: &str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))

@@ -1,6 +1,7 @@
 //! The control side of a VMM: the gRPC service, the console and the clocks on the runtime's
 //! thread, and the VM on the machine's thread.
 
+mod claimed;
 mod clocks;
 mod config;
 mod connection;

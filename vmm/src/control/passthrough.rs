@@ -9,14 +9,14 @@ use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
 use husk_virtio_scsi::{LunOptions, PassthroughUnit, open_lun};
 use tonic::Status;
 
-use super::fields::{claim, invalid, missing};
+use super::fields::{Opening, claim, invalid, missing};
 
-/// Opens the device of the LUN in `field`.
-pub(super) async fn open(
+/// Claims the device of the LUN in `field`, which is to be opened.
+pub(super) async fn claim_device(
     fds: &FdReceiver,
     field: &str,
     scsi: &pb::ScsiDisk,
-) -> Result<PassthroughUnit, Status> {
+) -> Result<Opening<PassthroughUnit>, Status> {
     let disk = scsi
         .disk
         .as_ref()
@@ -45,10 +45,13 @@ pub(super) async fn open(
         PbCache::Writethrough => CacheMode::Writethrough,
         PbCache::Writeback | PbCache::Unspecified => CacheMode::Writeback,
     };
-    // On a blocking thread: opening sends commands to the device.
-    let opened = tokio::task::spawn_blocking(move || unit(device, options, cache)).await;
-    let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
-    opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
+    let (field, id) = (field.to_owned(), disk.id.clone());
+    Ok(Box::pin(async move {
+        // On a blocking thread: opening sends commands to the device.
+        let opened = tokio::task::spawn_blocking(move || unit(device, options, cache)).await;
+        let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
+        opened.map_err(|e| invalid(&field, format!("disk {id:?}: {e}")))
+    }))
 }
 
 fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<PassthroughUnit, String> {
@@ -90,7 +93,8 @@ mod tests {
             r#type: pb::scsi_disk::Type::Lun.into(),
             ..Default::default()
         };
-        let error = open(&fds, "disk", &scsi).await.unwrap_err();
+        let opening = claim_device(&fds, "disk", &scsi).await.unwrap();
+        let error = opening.await.unwrap_err();
         assert_eq!(
             error.message(),
             "disk: disk \"data\": it is not a SCSI device; use `disk` instead of `lun`"

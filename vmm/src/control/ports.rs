@@ -17,13 +17,13 @@ use super::events::event;
 use super::fields::{claim, missing};
 
 /// Claims the socket of the port in `field`, and returns its setup.
-pub(super) async fn setup(fds: &FdReceiver, field: &str, port: pb::Port) -> Result<PortSetup, Status> {
+pub(super) async fn setup(fds: &FdReceiver, field: &str, port: &pb::Port) -> Result<PortSetup, Status> {
     if port.name.is_empty() {
         return Err(missing(&format!("{field}.name")));
     }
     let stream = claim(fds, &format!("{field}.stream"), port.stream.as_ref()).await?;
     Ok(PortSetup {
-        name: port.name,
+        name: port.name.clone(),
         stream,
     })
 }

@@ -1,6 +1,7 @@
 //! The files of a saved VM: a JSON document with its state, and its memory.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::disks::{self, MachineDisks};
-use super::fields::{claim, invalid};
+use super::fields::{Opening, claim, invalid};
 use super::transfer::{Transfer, failed, prepare};
 use crate::machine::SavedMachine;
 use crate::ram::{DirtyPages, MemoryFile, PageMap};
@@ -94,7 +95,12 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 /// Claims the descriptor of a regular file, and returns it with its size.
 async fn regular(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<(File, u64), Status> {
-    let file = File::from(claim(fds, field, fd).await?);
+    sized(field, claim(fds, field, fd).await?).await
+}
+
+/// Returns a regular file with its size.
+async fn sized(field: &'static str, file: OwnedFd) -> Result<(File, u64), Status> {
+    let file = File::from(file);
     let (file, metadata) = blocking(move || {
         let metadata = file.metadata();
         (file, metadata)
@@ -130,10 +136,19 @@ pub(super) async fn files(fds: &FdReceiver, request: &pb::SaveRequest) -> Result
     })
 }
 
-/// Opens a saved VM.
-pub(super) async fn open(fds: &FdReceiver, saved: pb::SavedMachine) -> Result<(SavedVm, MemoryFile), Status> {
-    let (state, size) = regular(fds, "saved.state", saved.state.as_ref()).await?;
-    let (memory, _) = regular(fds, "saved.memory", saved.memory.as_ref()).await?;
+/// Claims the files of a saved VM, which are to be opened.
+pub(super) async fn claim_files(
+    fds: &FdReceiver,
+    saved: &pb::SavedMachine,
+) -> Result<Opening<(SavedVm, MemoryFile)>, Status> {
+    let state = claim(fds, "saved.state", saved.state.as_ref()).await?;
+    let memory = claim(fds, "saved.memory", saved.memory.as_ref()).await?;
+    Ok(Box::pin(open(state, memory)))
+}
+
+async fn open(state: OwnedFd, memory: OwnedFd) -> Result<(SavedVm, MemoryFile), Status> {
+    let (state, size) = sized("saved.state", state).await?;
+    let (memory, _) = sized("saved.memory", memory).await?;
     if size > MAX_DOCUMENT {
         let reason = format!("has {size} bytes: at most {MAX_DOCUMENT} are read");
         return Err(invalid("saved.state", reason));

@@ -25,8 +25,8 @@ use crate::{MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiError, ScsiHandle};
 /// Requests in flight over all units. Further requests wait in their queues.
 const DEPTH: u16 = 512;
 
-/// Maximum number of disks. Each slot takes 16 bytes in the host's kernel.
-const MAX_DISKS: u32 = 4096;
+/// Maximum number of disks of a controller. Each slot takes 16 bytes in the host's kernel.
+pub const MAX_DISKS: u32 = 4096;
 
 /// Time that a driver has to release a unit that is being removed.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -27,7 +27,7 @@ mod tests;
 
 pub use address::UnitAddress;
 pub use controller::OnIoError;
-pub use device::{ScsiConfig, VirtioScsi};
+pub use device::{MAX_DISKS, ScsiConfig, VirtioScsi};
 pub use handle::{RemovedUnit, ReplyFuture, ScsiError, ScsiHandle, UnitInfo};
 pub use new_unit::{Medium, NewUnit, PassthroughUnit};
 pub use sg_device::{LunError, LunOptions, open_lun};

@@ -13,7 +13,7 @@ use husk_virtio_scsi::target::{DeviceKind, Lun};
 use husk_virtio_scsi::{Medium, NewUnit, ScsiError, ScsiHandle, UnitAddress, UnitInfo};
 use tonic::Status;
 
-use super::fields::{claim, invalid, missing};
+use super::fields::{Opening, claim, invalid, missing};
 use super::{discs, passthrough};
 
 /// Handles of a machine's disks. They outlive it, and fail then.
@@ -58,8 +58,12 @@ fn format(format: pb_disk::Format) -> ImageFormat {
     }
 }
 
-/// Opens the image of the disk in `field`.
-pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<Disk, Status> {
+/// Claims the files of the disk in `field`, whose image is to be opened.
+pub(super) async fn claim_image(
+    fds: &FdReceiver,
+    field: &str,
+    disk: &pb::Disk,
+) -> Result<Opening<Disk>, Status> {
     let file = claim(fds, &format!("{field}.file"), disk.file.as_ref()).await?;
     let base = match disk.base.as_ref() {
         Some(base) => Some(claim(fds, &format!("{field}.base"), Some(base)).await?),
@@ -88,10 +92,13 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
             }
             (ImageFormat::Qcow2, None, true) => return Err(missing(&format!("{field}.base"))),
         };
-    // On a blocking thread: the file system may be slow.
-    let opened = tokio::task::spawn_blocking(open).await;
-    let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
-    opened.map_err(|e| refused(field, &disk.id, &e))
+    let (field, id) = (field.to_owned(), disk.id.clone());
+    Ok(Box::pin(async move {
+        // On a blocking thread: the file system may be slow.
+        let opened = tokio::task::spawn_blocking(open).await;
+        let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
+        opened.map_err(|e| refused(&field, &id, &e))
+    }))
 }
 
 /// The status for a disk whose files are refused. The monitor knows their names, and finds the disk's id in the
@@ -104,8 +111,12 @@ pub(super) fn refused(field: &str, id: &str, error: &io::Error) -> Status {
     fault.to_status(format!("{field}: disk {id:?}: {error}"))
 }
 
-/// Opens the image of the SCSI disk in `field`, and returns its unit.
-pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<NewUnit, Status> {
+/// Claims the files of the SCSI disk in `field`, whose unit is to be opened.
+pub(super) async fn claim_unit(
+    fds: &FdReceiver,
+    field: &str,
+    scsi: &pb::ScsiDisk,
+) -> Result<Opening<NewUnit>, Status> {
     let inner = format!("{field}.disk");
     let disk = scsi.disk.as_ref().ok_or_else(|| missing(&inner))?;
     if scsi.controller != 0 {
@@ -117,21 +128,31 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
     let lun = scsi.lun.ok_or_else(|| missing(&format!("{field}.lun")))?;
     let lun = u16::try_from(lun).ok().and_then(Lun::new);
     let lun = lun.ok_or_else(|| out_of_range("lun"))?;
-    let medium = match scsi.r#type() {
-        Type::Cdrom => Medium::CdRom(match disk.file {
-            Some(_) => Some(discs::open(fds, &inner, disk).await?),
-            None => None,
-        }),
-        Type::Lun => Medium::Passthrough(passthrough::open(fds, field, scsi).await?),
-        Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
+    let medium: Opening<Medium> = match scsi.r#type() {
+        Type::Cdrom if disk.file.is_none() => Box::pin(async { Ok(Medium::CdRom(None)) }),
+        Type::Cdrom => {
+            let disc = discs::claim_image(fds, &inner, disk).await?;
+            Box::pin(async { Ok(Medium::CdRom(Some(disc.await?))) })
+        }
+        Type::Lun => {
+            let device = passthrough::claim_device(fds, field, scsi).await?;
+            Box::pin(async { Ok(Medium::Passthrough(device.await?)) })
+        }
+        Type::Disk | Type::Unspecified => {
+            let image = claim_image(fds, &inner, disk).await?;
+            Box::pin(async { Ok(Medium::Disk(image.await?)) })
+        }
     };
-    Ok(NewUnit {
-        id: disk.id.clone(),
-        address: UnitAddress { target, lun },
-        serial: disk.serial.clone(),
-        medium,
-        shareable: scsi.shareable,
-    })
+    let (id, serial, shareable) = (disk.id.clone(), disk.serial.clone(), scsi.shareable);
+    Ok(Box::pin(async move {
+        Ok(NewUnit {
+            id,
+            address: UnitAddress { target, lun },
+            serial,
+            medium: medium.await?,
+            shareable,
+        })
+    }))
 }
 
 /// The status for an error of the controller.
@@ -178,7 +199,7 @@ pub(super) async fn add(
     }
     let named = disk.lun.is_some();
     disk.lun.get_or_insert(0);
-    let unit = scsi_unit(fds, "disk", &disk).await?;
+    let unit = claim_unit(fds, "disk", &disk).await?.await?;
     let added = if named {
         let address = unit.address;
         scsi.add(unit).await.map(|()| address)

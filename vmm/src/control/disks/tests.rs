@@ -27,6 +27,14 @@ fn channel() -> (FdSender, FdReceiver) {
     (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap())
 }
 
+async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<Disk, Status> {
+    claim_image(fds, field, disk).await?.await
+}
+
+async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<NewUnit, Status> {
+    claim_unit(fds, field, scsi).await?.await
+}
+
 #[tokio::test]
 async fn a_scsi_disk_has_the_properties_of_its_request() {
     let (sender, fds) = channel();
