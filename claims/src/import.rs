@@ -63,14 +63,19 @@ impl ClaimStore {
     /// A process fills the volume, or the store cannot be written.
     pub fn abandon_import(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
         let path = self.import_path(namespace, name);
-        let Ok(lock) = File::open(&path) else {
-            return Ok(());
-        };
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Err(ClaimError::InUse(claim::name(namespace, name))),
-            other => other.map_err(ClaimError::io(&path))?,
+        loop {
+            let Ok(lock) = File::open(&path) else {
+                return Ok(());
+            };
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) => return Err(ClaimError::InUse(claim::name(namespace, name))),
+                other => other.map_err(ClaimError::io(&path))?,
+            }
+            // Another process may have removed it, and a third one have begun anew.
+            if is_at(&lock, &path) {
+                return fs::remove_dir_all(&path).map_err(ClaimError::io(&path));
+            }
         }
-        fs::remove_dir_all(&path).map_err(ClaimError::io(&path))
     }
 
     /// Claims of which an import has left something, by namespace and name.
