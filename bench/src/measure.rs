@@ -7,15 +7,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 use xtask::native::native_kvm;
-use xtask::packages::{self, Tool};
+use xtask::packages::{self, Tool, tool};
 use xtask::progress::{Progress, Step};
 use xtask::{binaries, images, lab, self_copy};
 
 /// Packages of the programs that Husk is compared with.
-pub const QEMU: Tool = Tool {
-    name: "qemu-system-x86_64",
-    package: "qemu-system-x86",
-};
+pub const QEMU: Tool = tool("qemu-system-x86_64", "qemu-system-x86");
 
 /// Builds the binaries and the missing `images`, and installs `tools` where there is no lab that has them.
 pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<()> {

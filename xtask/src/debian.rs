@@ -1,7 +1,7 @@
 //! Makes a Debian root tree of any suite from the mirror that this machine uses.
 
 use crate::checkout;
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::{Progress, Step};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -17,14 +17,8 @@ pub const TESTING: &str = "forky";
 
 /// Commands that making a root tree needs on this machine.
 pub const TOOLS: &[Tool] = &[
-    Tool {
-        name: "mmdebstrap",
-        package: "mmdebstrap",
-    },
-    Tool {
-        name: KEYRING,
-        package: "debian-archive-keyring",
-    },
+    tool("mmdebstrap", "mmdebstrap"),
+    tool(KEYRING, "debian-archive-keyring"),
 ];
 
 /// The archives from which this machine's apt installs Debian packages.

@@ -18,3 +18,12 @@ pub mod serial;
 pub mod shell;
 pub mod test;
 pub mod upstream;
+
+/// Exit status 0 or 1.
+fn exit_code(good: bool) -> std::process::ExitCode {
+    if good {
+        std::process::ExitCode::SUCCESS
+    } else {
+        std::process::ExitCode::FAILURE
+    }
+}

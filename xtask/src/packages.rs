@@ -14,6 +14,11 @@ pub struct Tool {
     pub package: &'static str,
 }
 
+/// The command `name` of the package `package`.
+pub const fn tool(name: &'static str, package: &'static str) -> Tool {
+    Tool { name, package }
+}
+
 /// Makes sure that every tool is installed.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 //! `tests/peers/`.
 
 use crate::checkout;
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::Progress;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -10,10 +10,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const GO: Tool = Tool {
-    name: "go",
-    package: "golang-go",
-};
+const GO: Tool = tool("go", "golang-go");
 
 /// Programs built from the module `tests/peers/MODULE`, in a folder of that name.
 struct Project {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
-use xtask::packages::Tool;
+use xtask::packages::{Tool, tool};
 
 /// Name of the unpacked kernel in the benchmark's folder.
 pub const ELF: &str = "vmlinux";
@@ -20,10 +20,7 @@ pub const ELF: &str = "vmlinux";
 pub const PACKED: &str = "vmlinux.xz";
 
 /// The program, for the kernel of the benchmark.
-pub const XZ: Tool = Tool {
-    name: "xz",
-    package: "xz-utils",
-};
+pub const XZ: Tool = tool("xz", "xz-utils");
 
 /// Packs a kernel as Linux's build does.
 pub fn pack(kernel: &Path) -> Result<Vec<u8>> {

@@ -20,7 +20,7 @@ use inside::Plan;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use xtask::packages::Tool;
+use xtask::packages::tool;
 use xtask::progress::Progress;
 
 /// Arguments of `cargo xtask bench disk`.
@@ -60,10 +60,7 @@ pub fn run(args: Args) -> Result<()> {
         return inside::run(&serde_json::from_str(plan)?);
     }
     let progress = Progress::on_stderr();
-    let qemu_img = Tool {
-        name: "qemu-img",
-        package: "qemu-utils",
-    };
+    let qemu_img = tool("qemu-img", "qemu-utils");
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, qemu_img])?;
     let mut sources = Sources::new(IMAGE, "vmlinux", &[])?;
     sources.peers = args.peers.staged()?;

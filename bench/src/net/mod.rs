@@ -18,7 +18,7 @@ pub use case::Case;
 use cell::CELLS;
 use inside::{NETLOAD, Plan};
 use std::time::Duration;
-use xtask::packages::Tool;
+use xtask::packages::{Tool, tool};
 use xtask::progress::Progress;
 
 /// Arguments of `cargo xtask bench net`.
@@ -56,16 +56,7 @@ const IMAGE: &str = "initramfs-6.12-network";
 const CASE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Commands that set up the network.
-const TOOLS: [Tool; 2] = [
-    Tool {
-        name: "ip",
-        package: "iproute2",
-    },
-    Tool {
-        name: "ethtool",
-        package: "ethtool",
-    },
-];
+const TOOLS: [Tool; 2] = [tool("ip", "iproute2"), tool("ethtool", "ethtool")];
 
 /// Runs `cargo xtask bench net`.
 pub fn run(args: Args) -> Result<()> {

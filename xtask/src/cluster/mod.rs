@@ -13,7 +13,8 @@ mod node;
 mod timeline;
 
 use crate::binaries::{self, Profile};
-use crate::packages::{self, Tool};
+use crate::exit_code;
+use crate::packages::{self, Tool, tool};
 use crate::progress::Progress;
 use crate::{checkout, upstream};
 use anyhow::{Context, Result, bail};
@@ -26,30 +27,12 @@ use std::process::ExitCode;
 pub use timeline::Timeline;
 
 const TOOLS: &[Tool] = &[
-    Tool {
-        name: "openssl",
-        package: "openssl",
-    },
-    Tool {
-        name: "ip",
-        package: "iproute2",
-    },
-    Tool {
-        name: "git",
-        package: "git",
-    },
-    Tool {
-        name: "gcc",
-        package: "gcc",
-    },
-    Tool {
-        name: "strip",
-        package: "binutils",
-    },
-    Tool {
-        name: "mke2fs",
-        package: "e2fsprogs",
-    },
+    tool("openssl", "openssl"),
+    tool("ip", "iproute2"),
+    tool("git", "git"),
+    tool("gcc", "gcc"),
+    tool("strip", "binutils"),
+    tool("mke2fs", "e2fsprogs"),
 ];
 
 /// Arguments of `cargo xtask cluster`.
@@ -238,11 +221,7 @@ fn status(folder: &Path) -> Result<ExitCode> {
     }
     let nodes = Kubectl::new(folder).run(&["get", "nodes", "-o", "wide"]);
     print!("{}", nodes.as_deref().unwrap_or_default());
-    Ok(if record.runs() && nodes.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(record.runs() && nodes.is_ok()))
 }
 
 /// Runs a client of the cluster with this process's input and output.

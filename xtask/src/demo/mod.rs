@@ -9,7 +9,7 @@ mod place;
 mod show;
 
 use crate::native::native_kvm;
-use crate::packages::{self, Tool, present};
+use crate::packages::{self, Tool, present, tool};
 use crate::progress::Progress;
 use crate::{binaries, checkout, container_image, images, lab, self_copy};
 use anyhow::{Result, bail};
@@ -47,10 +47,6 @@ const TOOLS: [Tool; 5] = [
     tool("openssl", "openssl"),
     tool("skopeo", "skopeo"),
 ];
-
-const fn tool(name: &'static str, package: &'static str) -> Tool {
-    Tool { name, package }
-}
 
 /// Runs `cargo xtask demo`.
 pub fn run(args: Args) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The build of the targets.
 
 use crate::checkout;
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::Progress;
 use crate::test::with_lints;
 use anyhow::{Result, bail};
@@ -10,10 +10,7 @@ use std::process::{Command, Stdio};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// libFuzzer is C++.
-const TOOLS: [Tool; 1] = [Tool {
-    name: "g++",
-    package: "g++",
-}];
+const TOOLS: [Tool; 1] = [tool("g++", "g++")];
 /// The options of cargo-fuzz: counters of edges and a table of them, and comparisons, whose operands libFuzzer tries.
 const COVERAGE: [&str; 5] = [
     "-Cpasses=sancov-module",

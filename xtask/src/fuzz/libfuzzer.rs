@@ -3,6 +3,7 @@
 use super::confinement::confined;
 use super::corpus::stored;
 use crate::checkout;
+use crate::exit_code;
 use crate::progress::ends_with_this_process;
 use anyhow::{Context, Result};
 use std::fmt;
@@ -140,11 +141,7 @@ pub fn repeat(program: &Path, input: &Path) -> Result<ExitCode> {
         command.arg(format!("-timeout={INPUT_LIMIT}")).arg(input);
         Ok(command.status()?)
     })?;
-    Ok(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(status.success()))
 }
 
 /// The figures in the output of libFuzzer.

@@ -11,6 +11,7 @@ mod libfuzzer;
 mod planted;
 
 use crate::checkout;
+use crate::exit_code;
 use crate::progress::Progress;
 use crate::test::{Round, commit, record, store, time_spent};
 use anyhow::{Context, Result, bail};
@@ -66,11 +67,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .unwrap_or_else(|| jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());
     if args.planted {
         let found = planted::find(args.filter.as_deref(), seed, &Progress::on_stderr())?;
-        return Ok(if found {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        });
+        return Ok(exit_code(found));
     }
     let folder = build::build(&targets, args.sanitizer, &Progress::on_stderr())?;
     if let Some(input) = &args.input {
@@ -103,11 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for finding in &findings {
         println!("{finding}");
     }
-    Ok(if findings.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(findings.is_empty()))
 }
 
 /// Runs every target for `seconds`. Returns the number of targets, and a description of each finding.

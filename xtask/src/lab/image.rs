@@ -2,7 +2,7 @@
 
 use crate::checkout;
 use crate::debian::{self, Aside, Recipe};
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
@@ -87,18 +87,9 @@ const ASIDE: &[Aside] = &[
 const CUSTOMIZE: &str = include_str!("guest/customize.sh");
 
 const TOOLS: &[Tool] = &[
-    Tool {
-        name: "mke2fs",
-        package: "e2fsprogs",
-    },
-    Tool {
-        name: "ssh",
-        package: "openssh-client",
-    },
-    Tool {
-        name: "ssh-keygen",
-        package: "openssh-client",
-    },
+    tool("mke2fs", "e2fsprogs"),
+    tool("ssh", "openssh-client"),
+    tool("ssh-keygen", "openssh-client"),
 ];
 
 /// A finished image in the cache.

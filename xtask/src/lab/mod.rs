@@ -17,6 +17,7 @@ mod snapshot;
 mod ssh;
 mod state;
 
+use crate::exit_code;
 use crate::native::native_kvm;
 use crate::progress::Progress;
 use anyhow::Result;
@@ -226,9 +227,5 @@ fn status(number: u32) -> Result<ExitCode> {
         dir.users(),
         dir.folder().display()
     );
-    Ok(if answers {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(answers))
 }

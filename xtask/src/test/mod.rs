@@ -17,8 +17,9 @@ mod tally;
 mod unit;
 
 use crate::binaries::Profile;
+use crate::exit_code;
 use crate::native::native_kvm;
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::Progress;
 use crate::{binaries, cluster, images, lab, upstream};
 use anyhow::{Result, bail};
@@ -39,26 +40,11 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(40 * 60);
 const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
 /// Commands that cases with real guests run in addition to Husk. The lab contains them.
 const TOOLS: [Tool; 5] = [
-    Tool {
-        name: "qemu-img",
-        package: "qemu-utils",
-    },
-    Tool {
-        name: "dmsetup",
-        package: "dmsetup",
-    },
-    Tool {
-        name: "mkfs.ext4",
-        package: "e2fsprogs",
-    },
-    Tool {
-        name: "sg_inq",
-        package: "sg3-utils",
-    },
-    Tool {
-        name: "ssh",
-        package: "openssh-client",
-    },
+    tool("qemu-img", "qemu-utils"),
+    tool("dmsetup", "dmsetup"),
+    tool("mkfs.ext4", "e2fsprogs"),
+    tool("sg_inq", "sg3-utils"),
+    tool("ssh", "openssh-client"),
 ];
 
 /// Arguments of `cargo xtask test`.
@@ -170,14 +156,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     });
     Ok(exit_code(stages.close()))
-}
-
-fn exit_code(good: bool) -> ExitCode {
-    if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
 }
 
 /// Makes the lab's image, guest images and upstream programs that the run needs, unless they are in the cache.

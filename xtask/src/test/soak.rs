@@ -5,6 +5,7 @@ use super::rounds::{self, Round};
 use super::stages::{Stage, Stages};
 use super::suite::{Suite, Tier};
 use crate::binaries::Profile;
+use crate::exit_code;
 use crate::progress::Progress;
 use crate::{binaries, images};
 use anyhow::{Result, bail};
@@ -44,11 +45,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     stages.run("soak", |stage| run_rounds(stage, args, &progress));
     print!("{}", rounds::totals()?);
     let good = stages.close();
-    Ok(if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(good))
 }
 
 fn run_rounds(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::binaries::{self, Profile};
 use crate::checkout;
 use crate::lab::SignalSet;
 use crate::native::native_kvm;
-use crate::packages::{self, Tool};
+use crate::packages::{self, Tool, tool};
 use crate::progress::{Progress, wait_with_cpu};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal, setsid};
@@ -20,26 +20,11 @@ use std::time::Duration;
 /// Commands that unit tests run: they set up a pod's network as a plugin does, a guest that requests a lease, and the
 /// agent of a guest.
 const TOOLS: [Tool; 5] = [
-    Tool {
-        name: "ip",
-        package: "iproute2",
-    },
-    Tool {
-        name: "busybox",
-        package: "busybox",
-    },
-    Tool {
-        name: "nft",
-        package: "nftables",
-    },
-    Tool {
-        name: "tcpdump",
-        package: "tcpdump",
-    },
-    Tool {
-        name: "qemu-ga",
-        package: "qemu-guest-agent",
-    },
+    tool("ip", "iproute2"),
+    tool("busybox", "busybox"),
+    tool("nft", "nftables"),
+    tool("tcpdump", "tcpdump"),
+    tool("qemu-ga", "qemu-guest-agent"),
 ];
 
 /// Maximum time of all tests of the crates. They run at low priority, and on a slow machine only once the labs are done.
