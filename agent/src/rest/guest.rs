@@ -92,7 +92,9 @@ pub(super) async fn freeze(
     let limit = unfreeze_timeout(&body)?;
     let vm = context.find(target).await?;
     // A freeze that takes longer than this is undone by the shim, as its caller has gone.
-    let request = GuestFreezeRequest { thaw_seconds: limit };
+    let request = GuestFreezeRequest {
+        thaw_seconds: Some(limit),
+    };
     let mut guest = vm.guest.clone();
     match timeout(CALL_TIMEOUT, guest.freeze(request)).await {
         Ok(Ok(_)) => Ok(StatusCode::ACCEPTED),
@@ -122,8 +124,9 @@ fn not_frozen(context: &Context, vm: &RunningVm, reason: &str) -> Error {
     Error::bad(reason)
 }
 
-/// The time after which the shim thaws the file systems, in seconds; `None`: the shim's default.
-fn unfreeze_timeout(body: &[u8]) -> Result<Option<u32>, Error> {
+/// The time after which the shim thaws the file systems, in seconds; 0: it does not, as a VirtualMachineSnapshot with
+/// `failureDeadline: 0s` asks.
+fn unfreeze_timeout(body: &[u8]) -> Result<u32, Error> {
     let given: Value = serde_json::from_slice(body).unwrap_or_default();
     let Some(text) = given["unfreezeTimeout"].as_str() else {
         return Err(Error::bad("unfreezeTimeout is not set"));
@@ -134,8 +137,7 @@ fn unfreeze_timeout(body: &[u8]) -> Result<Option<u32>, Error> {
         .and_then(|duration: SignedDuration| duration.try_into().ok());
     let duration =
         parsed.ok_or_else(|| Error::bad(format!("unfreezeTimeout {text:?} is no duration, such as 5m0s")))?;
-    let seconds = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
-    Ok((seconds > 0).then_some(seconds))
+    Ok(u32::try_from(duration.as_secs()).unwrap_or(u32::MAX))
 }
 
 async fn info(vm: &RunningVm) -> Result<GuestInfoResponse, Error> {
@@ -208,11 +210,11 @@ mod tests {
     fn timeouts_are_gos_durations() {
         let timeout = |text: &str| unfreeze_timeout(text.as_bytes()).map_err(|error| error.1);
         let given = |text: &str| timeout(&json!({"unfreezeTimeout": text}).to_string());
-        assert_eq!(given("5m0s"), Ok(Some(300)));
-        assert_eq!(given("1h0m1.5s"), Ok(Some(3601)));
-        assert_eq!(given("300ms"), Ok(None));
-        assert_eq!(given("0s"), Ok(None));
-        assert_eq!(given("2562047h47m16.854775807s"), Ok(Some(u32::MAX)));
+        assert_eq!(given("5m0s"), Ok(300));
+        assert_eq!(given("1h0m1.5s"), Ok(3601));
+        assert_eq!(given("300ms"), Ok(0));
+        assert_eq!(given("0s"), Ok(0));
+        assert_eq!(given("2562047h47m16.854775807s"), Ok(u32::MAX));
         for wrong in ["", "-5s", "five", "5"] {
             assert!(given(wrong).is_err(), "{wrong}");
         }

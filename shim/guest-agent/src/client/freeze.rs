@@ -27,8 +27,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
         }
         guard.freezing(Instant::now().into_std(), timeout);
         let frozen = self.fsfreeze_freeze(limit).await;
-        if frozen.as_ref().is_err_and(|error| !error.may_take_effect()) {
-            guard.freeze_refused();
+        match &frozen {
+            Err(error) if !error.may_take_effect() => guard.freeze_refused(),
+            // The caller does not know that it has to thaw them.
+            Err(_) if timeout.is_none() => {
+                guard.freezing(Instant::now().into_std(), Some(FreezeGuard::DEFAULT_TIMEOUT));
+            }
+            _ => {}
         }
         frozen.map(|_| true)
     }

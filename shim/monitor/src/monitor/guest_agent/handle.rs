@@ -14,7 +14,8 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, VmError>>;
 
 pub(super) enum AgentCommand {
     Exec(Exec, Reply<ExecOutput>),
-    Freeze(Duration, Reply<Frozen>),
+    /// Thawed after this time, if there is one.
+    Freeze(Option<Duration>, Reply<Frozen>),
     Thaw(Reply<bool>),
     Ping(Reply<()>),
     /// These replace all public keys of the user.
@@ -92,8 +93,8 @@ impl AgentHandle {
         let _ = self.mailbox.send(AgentCommand::Synchronized(state)).await;
     }
 
-    /// Freezes the guest's file systems, which are thawed after `timeout`.
-    pub(in crate::monitor) async fn freeze(&self, timeout: Duration) -> Result<Frozen, VmError> {
+    /// Freezes the guest's file systems, which are thawed after `timeout`, if there is one.
+    pub(in crate::monitor) async fn freeze(&self, timeout: Option<Duration>) -> Result<Frozen, VmError> {
         self.ask(|reply| AgentCommand::Freeze(timeout, reply)).await
     }
 
@@ -124,7 +125,7 @@ impl AgentHandle {
     /// # Errors
     /// There is no agent, or it refuses or does not do it in time.
     pub async fn freeze_for(&self, timeout: Duration) -> Result<(), VmError> {
-        self.freeze(timeout).await.map(drop)
+        self.freeze(Some(timeout)).await.map(drop)
     }
 
     /// True if an agent has told its version since the guest has booted.

@@ -291,6 +291,8 @@ impl AgentActor {
                 };
                 let owned = matches!(done, Ok(Frozen { already: false, .. }));
                 if reply.send(done).is_err() && owned {
+                    // A thaw that fails is tried again.
+                    self.guard.freezing(Instant::now(), Some(Duration::ZERO));
                     self.thaw_in_time().await;
                 }
             }
@@ -344,12 +346,12 @@ impl AgentActor {
         let _ = reply.send(done);
     }
 
-    async fn freeze(&mut self, timeout: Duration) -> Result<Frozen, VmError> {
-        let freeze = self.agent.freeze(&mut self.guard, Some(timeout), limit::FREEZE);
+    async fn freeze(&mut self, timeout: Option<Duration>) -> Result<Frozen, VmError> {
+        let freeze = self.agent.freeze(&mut self.guard, timeout, limit::FREEZE);
         let already = !freeze.await?;
         if std::mem::take(&mut self.restored) && already {
             // They are since the snapshot, without a timer.
-            self.guard.freezing(Instant::now(), Some(timeout));
+            self.guard.freezing(Instant::now(), timeout);
         }
         self.poller.record(Answer::FsFreezeStatus(FsFreezeStatus::Frozen));
         self.poller.poll_now(Query::FsFreezeStatus, Instant::now());

@@ -56,13 +56,11 @@ impl Guest for GuestService {
         &self,
         request: Request<GuestFreezeRequest>,
     ) -> Result<Response<GuestFreezeResponse>, Status> {
-        let seconds = request.into_inner().thaw_seconds;
-        if seconds == Some(0) {
-            return Err(Status::invalid_argument("thaw_seconds must be at least 1"));
-        }
-        let timeout = seconds.map_or(FreezeGuard::DEFAULT_TIMEOUT, |seconds| {
-            Duration::from_secs(seconds.into())
-        });
+        let timeout = match request.into_inner().thaw_seconds {
+            None => Some(FreezeGuard::DEFAULT_TIMEOUT),
+            Some(0) => None,
+            Some(seconds) => Some(Duration::from_secs(seconds.into())),
+        };
         let frozen = self.agent.freeze(timeout).await?;
         let left = |time: Instant| time.saturating_duration_since(Instant::now()).as_secs();
         Ok(Response::new(GuestFreezeResponse {

@@ -203,7 +203,7 @@ async fn a_forgotten_freeze_is_thawed() {
     guest
         .until(|guest| guest.agent.info().frozen == Some(false))
         .await;
-    guest.agent.freeze(Duration::from_secs(1)).await.unwrap();
+    guest.agent.freeze(Some(Duration::from_secs(1))).await.unwrap();
     let info = guest.agent.info();
     assert_eq!((info.frozen, info.thaw_seconds.is_some()), (Some(true), true));
     assert!(*guest.frozen.lock().unwrap());
@@ -215,13 +215,28 @@ async fn a_forgotten_freeze_is_thawed() {
 }
 
 #[tokio::test]
+async fn a_freeze_without_a_time_lasts() {
+    let guest = Guest::start();
+    guest.open(true);
+    guest
+        .until(|guest| guest.agent.info().frozen == Some(false))
+        .await;
+    let frozen = guest.agent.freeze(None).await.unwrap();
+    assert!(!frozen.already && frozen.thaw_at.is_none());
+    guest.commands.lock().unwrap().clear();
+    guest.until(|guest| guest.had("guest-fsfreeze-status")).await;
+    assert!(*guest.frozen.lock().unwrap() && !guest.had("guest-fsfreeze-thaw"));
+    assert!(guest.agent.thaw().await.unwrap());
+}
+
+#[tokio::test]
 async fn a_freeze_is_thawed_once_the_agent_is_back() {
     let guest = Guest::start();
     guest.open(true);
     guest
         .until(|guest| guest.agent.info().frozen == Some(false))
         .await;
-    guest.agent.freeze(Duration::from_secs(1)).await.unwrap();
+    guest.agent.freeze(Some(Duration::from_secs(1))).await.unwrap();
     guest.open(false);
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert!(*guest.frozen.lock().unwrap());
@@ -246,7 +261,7 @@ async fn a_vm_that_was_saved_frozen_is_thawed_and_gets_the_time() {
     };
     guest.until(after_thaw).await;
     // A freeze since then is not touched.
-    guest.agent.freeze(Duration::from_secs(60)).await.unwrap();
+    guest.agent.freeze(Some(Duration::from_secs(60))).await.unwrap();
     guest.open(false);
     guest.until(|guest| !guest.agent.info().connected).await;
     guest.commands.lock().unwrap().clear();
@@ -262,7 +277,7 @@ async fn a_freeze_of_a_vm_that_was_saved_frozen_has_its_own_time() {
     *guest.frozen.lock().unwrap() = true;
     guest.open(true);
     actor.follow();
-    let frozen = actor.freeze(Duration::from_secs(60)).await.unwrap();
+    let frozen = actor.freeze(Some(Duration::from_secs(60))).await.unwrap();
     assert!(frozen.already && frozen.thaw_at.is_some(), "{frozen:?}");
     actor.ask(Query::FsFreezeStatus).await;
     assert_eq!(actor.guard.thaw_at(), frozen.thaw_at);
@@ -273,7 +288,7 @@ async fn a_reboot_ends_a_freeze() {
     let (mut actor, guest) = Guest::prepare(false);
     guest.open(true);
     actor.follow();
-    actor.freeze(Duration::from_secs(60)).await.unwrap();
+    actor.freeze(Some(Duration::from_secs(60))).await.unwrap();
     assert!(actor.may_be_frozen());
     guest.status.send_modify(|status| status.reboots = 1);
     actor.follow();
@@ -287,7 +302,7 @@ async fn a_process_is_waited_for_beside_other_commands() {
     guest.until(|guest| guest.agent.info().frozen.is_some()).await;
     let exec = |limit| guest.agent.exec(Exec::new("/bin/echo", ["hi"]), limit);
     let frozen = async {
-        guest.agent.freeze(Duration::from_secs(60)).await.unwrap();
+        guest.agent.freeze(Some(Duration::from_secs(60))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         guest.agent.thaw().await.unwrap()
     };
