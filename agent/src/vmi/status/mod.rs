@@ -42,6 +42,8 @@ pub fn phase<'a>(vmi: &'a Vmi, state: &PodState) -> &'a str {
         ("Scheduled" | "Running", PodState::Running(_)) => "Running",
         ("Scheduled" | "Running", PodState::Ended(status)) => match status.phase() {
             Phase::Succeeded => "Succeeded",
+            // Without a grace period the guest was not asked to power off, so its kill is no failure.
+            _ if status.reason == "Killed" && vmi.grace_seconds() == 0 => "Succeeded",
             _ => "Failed",
         },
         ("Scheduled" | "Running", PodState::Lost) | ("Running", PodState::Waiting) => "Failed",

@@ -61,6 +61,23 @@ fn phases_follow_the_vm() {
 }
 
 #[test]
+fn kill_without_a_grace_period_is_no_failure() {
+    for (grace, reason, expected) in [
+        (0, "Killed", "Succeeded"),
+        (30, "Killed", "Failed"),
+        (0, "GuestPanic", "Failed"),
+    ] {
+        let vmi = vmi(|vmi| vmi["spec"]["terminationGracePeriodSeconds"] = json!(grace));
+        let state = PodState::from(Status {
+            phase: Phase::Failed.into(),
+            reason: reason.to_owned(),
+            ..Status::default()
+        });
+        assert_eq!(phase(&vmi, &state), expected, "{grace}, {reason}");
+    }
+}
+
+#[test]
 fn same_state_gives_the_same_status() {
     let state = running(|status| {
         status.paused = true;

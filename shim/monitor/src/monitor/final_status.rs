@@ -41,10 +41,14 @@ impl FinalStatus {
         }
     }
 
-    /// The status of a VM that was killed. As in KubeVirt this is a failure, unless the VM has no ACPI and so no power
-    /// button.
-    pub(super) fn killed(why: KillReason, acpi: bool, exit: ExitReason) -> FinalStatus {
-        let phase = if acpi { Phase::Failed } else { Phase::Succeeded };
+    /// The status of a VM that was killed. As in KubeVirt this is a failure of a VM that `may_power_off`: it has a power
+    /// button (ACPI), and a grace period.
+    pub(super) fn killed(why: KillReason, may_power_off: bool, exit: ExitReason) -> FinalStatus {
+        let phase = if may_power_off {
+            Phase::Failed
+        } else {
+            Phase::Succeeded
+        };
         let (reason, message) = match why {
             KillReason::Asked => ("Killed", "the VM was killed on request".to_owned()),
             KillReason::GraceExpired { seconds } => (
@@ -132,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn kill_fails_a_vm_with_acpi() {
-        let killed = |acpi| FinalStatus::killed(KillReason::Asked, acpi, ExitReason::Poweroff).phase;
+    fn kill_fails_a_vm_that_may_power_off() {
+        let killed = |may| FinalStatus::killed(KillReason::Asked, may, ExitReason::Poweroff).phase;
         assert_eq!((killed(true), killed(false)), (Phase::Failed, Phase::Succeeded));
     }
 }

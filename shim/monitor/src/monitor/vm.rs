@@ -269,7 +269,8 @@ impl VmActor {
     }
 
     fn killed_status(&self, reason: KillReason) -> FinalStatus {
-        FinalStatus::killed(reason, self.plan.acpi, Default::default())
+        let may_power_off = self.plan.acpi && self.plan.grace_period_seconds > 0;
+        FinalStatus::killed(reason, may_power_off, Default::default())
     }
 
     fn handle_event(&mut self, event: &Event, last: &mut Option<Exit>) {
