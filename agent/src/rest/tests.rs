@@ -364,8 +364,12 @@ async fn file_systems_are_frozen_and_the_status_says_so() {
     while !agent.api.vmi("vm")["status"]["fsFreezeStatus"].is_null() {
         sleep(Duration::from_millis(5)).await;
     }
+    let never = r#"{"unfreezeTimeout": "0s"}"#;
+    assert_eq!(agent.answer_with("PUT", "freeze", never).await.0, 202);
     let calls = agent.shim.calls();
-    assert!(calls.contains(&"freeze Some(60)".to_owned()), "{calls:?}");
+    for call in ["freeze Some(60)", "freeze Some(0)"] {
+        assert!(calls.contains(&call.to_owned()), "{calls:?}");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use husk_proto::shim::v1::{
     ShutdownRequest, SoftRebootRequest, WatchStatusRequest,
 };
 use husk_proto::vmm::v1::ExitReason;
-use husk_vmi::DiskSource;
+use husk_vmi::{DiskSource, VmPlan};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -69,6 +69,21 @@ pub fn unresponsive_guest_is_killed_after_the_grace_period() {
     assert_eq!(
         (status.phase(), status.reason.as_str()),
         (Phase::Failed, "Killed")
+    );
+    f.is_clean(&vm.pids());
+}
+
+pub fn kill_without_a_grace_period_succeeds() {
+    let f = Fixture::new();
+    let plan = VmPlan {
+        grace_period_seconds: 0,
+        ..plan("deaf")
+    };
+    let mut vm = f.start(plan).unwrap();
+    let status = vm.ends(async |client| shut_down(client, None).await);
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Succeeded, "Killed")
     );
     f.is_clean(&vm.pids());
 }

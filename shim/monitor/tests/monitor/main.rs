@@ -75,6 +75,7 @@ fn run() -> ExitCode {
         lives:
         power_button_ends_the_vm,
         unresponsive_guest_is_killed_after_the_grace_period,
+        kill_without_a_grace_period_succeeds,
         unresponsive_vmm_is_killed,
         second_signal_kills,
         signal_after_a_shutdown_does_not_kill,

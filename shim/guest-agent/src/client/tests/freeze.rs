@@ -46,15 +46,17 @@ async fn both_are_idempotent_and_the_timer_is_that_of_the_first_freeze() {
 
 #[tokio::test(start_paused = true)]
 async fn a_freeze_that_took_effect_late_is_thawed() {
-    let (mut client, _agent, frozen) = freezable(true);
-    let mut guard = FreezeGuard::default();
-    let error = client.freeze(&mut guard, TIMEOUT, SECOND).await.unwrap_err();
-    assert!(matches!(error, AgentError::Timeout { .. }), "{error}");
-    tokio::time::advance(FreezeGuard::DEFAULT_TIMEOUT).await;
-    assert!(guard.is_due(Instant::now().into_std()));
-    client.thaw(&mut guard, SECOND).await.unwrap();
-    assert!(!frozen.load(Ordering::Relaxed));
-    assert_eq!(guard.thaw_at(), None);
+    for timeout in [TIMEOUT, None] {
+        let (mut client, _agent, frozen) = freezable(true);
+        let mut guard = FreezeGuard::default();
+        let error = client.freeze(&mut guard, timeout, SECOND).await.unwrap_err();
+        assert!(matches!(error, AgentError::Timeout { .. }), "{error}");
+        tokio::time::advance(FreezeGuard::DEFAULT_TIMEOUT).await;
+        assert!(guard.is_due(Instant::now().into_std()), "{timeout:?}");
+        client.thaw(&mut guard, SECOND).await.unwrap();
+        assert!(!frozen.load(Ordering::Relaxed));
+        assert_eq!(guard.thaw_at(), None);
+    }
 }
 
 #[tokio::test]

@@ -1,11 +1,14 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use husk_guest_agent::Exec;
-use husk_proto::shim::v1::GuestState;
+use husk_proto::shim::v1::guest_server::Guest as _;
+use husk_proto::shim::v1::{GuestFreezeRequest, GuestState};
 use husk_proto::vmm::v1::event::PortOpened;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::time::timeout;
+use tonic::Request;
 
 use super::*;
 use crate::monitor::guest_channel::{AGENT_PORT, GuestPort, guest_channel};
@@ -17,6 +20,8 @@ pub(super) struct Guest {
     status: watch::Sender<VmStatus>,
     commands: Arc<Mutex<Vec<String>>>,
     frozen: Arc<Mutex<bool>>,
+    /// A thaw fails.
+    stuck: Arc<AtomicBool>,
 }
 
 impl Guest {
@@ -46,15 +51,17 @@ impl Guest {
         let stream = std::mem::replace(&mut port.stream, spare.into());
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true).unwrap();
-        let (commands, frozen) = (Arc::default(), Arc::default());
+        let (commands, frozen, stuck) = (Arc::default(), Arc::default(), Arc::default());
         let guest = Guest {
             agent,
             port,
             status,
             commands: Arc::clone(&commands),
             frozen: Arc::clone(&frozen),
+            stuck: Arc::clone(&stuck),
         };
-        tokio::spawn(serve(UnixStream::from_std(stream).unwrap(), commands, frozen));
+        let stream = UnixStream::from_std(stream).unwrap();
+        tokio::spawn(serve(stream, commands, frozen, stuck));
         (actor, guest)
     }
 
@@ -79,7 +86,12 @@ impl Guest {
     }
 }
 
-async fn serve(stream: UnixStream, commands: Arc<Mutex<Vec<String>>>, frozen: Arc<Mutex<bool>>) {
+async fn serve(
+    stream: UnixStream,
+    commands: Arc<Mutex<Vec<String>>>,
+    frozen: Arc<Mutex<bool>>,
+    stuck: Arc<AtomicBool>,
+) {
     let (reading, mut writing) = stream.into_split();
     let mut lines = BufReader::new(reading).split(b'\n');
     let mut polls = 0;
@@ -100,7 +112,9 @@ async fn serve(stream: UnixStream, commands: Arc<Mutex<Vec<String>>>, frozen: Ar
                 let frozen = *frozen.lock().unwrap();
                 json!(if frozen { "frozen" } else { "thawed" })
             }
-            "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw" => {
+            "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw"
+                if command.ends_with("freeze") || !stuck.load(Ordering::Relaxed) =>
+            {
                 *frozen.lock().unwrap() = command.ends_with("freeze");
                 json!(1)
             }
@@ -221,12 +235,30 @@ async fn a_freeze_without_a_time_lasts() {
     guest
         .until(|guest| guest.agent.info().frozen == Some(false))
         .await;
-    let frozen = guest.agent.freeze(None).await.unwrap();
-    assert!(!frozen.already && frozen.thaw_at.is_none());
+    let service = GuestService::new(guest.agent.clone());
+    let without = GuestFreezeRequest {
+        thaw_seconds: Some(0),
+    };
+    let frozen = service.freeze(Request::new(without)).await.unwrap().into_inner();
+    assert_eq!((frozen.already_frozen, frozen.thaw_seconds), (false, None));
     guest.commands.lock().unwrap().clear();
     guest.until(|guest| guest.had("guest-fsfreeze-status")).await;
     assert!(*guest.frozen.lock().unwrap() && !guest.had("guest-fsfreeze-thaw"));
     assert!(guest.agent.thaw().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_freeze_whose_caller_has_gone_is_thawed() {
+    let (mut actor, guest) = Guest::prepare(false);
+    guest.open(true);
+    actor.follow();
+    guest.stuck.store(true, Ordering::Relaxed);
+    let (reply, answer) = tokio::sync::oneshot::channel();
+    // The caller goes while the agent is asked.
+    let gone = async { drop(answer) };
+    tokio::join!(actor.handle(AgentCommand::Freeze(None, reply)), gone);
+    assert!(guest.had("guest-fsfreeze-thaw") && *guest.frozen.lock().unwrap());
+    assert!(actor.guard.thaw_at().is_some(), "the thaw is tried again");
 }
 
 #[tokio::test]
