@@ -71,7 +71,7 @@ impl ClaimStore {
                 Err(Errno::WOULDBLOCK) => return Err(ClaimError::InUse(claim::name(namespace, name))),
                 other => other.map_err(ClaimError::io(&path))?,
             }
-            // Another process may have removed it, and a third one have begun anew.
+            // Before the lock, another process can remove it, and a third process can begin a new import at this path.
             if is_at(&lock, &path) {
                 return fs::remove_dir_all(&path).map_err(ClaimError::io(&path));
             }

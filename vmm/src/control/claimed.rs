@@ -20,7 +20,7 @@ use crate::boot::KernelSource;
 use crate::machine::VsockSetup;
 use crate::ram::MemoryFile;
 
-/// What a request names by descriptors, in the request's order.
+/// The files and devices that a request names by descriptors, in the request's order.
 pub(super) struct Claimed {
     pub saved: Option<Opening<(SavedVm, MemoryFile)>>,
     pub disks: Vec<Opening<Disk>>,
@@ -32,7 +32,7 @@ pub(super) struct Claimed {
     pub vsock: Option<VsockSetup>,
 }
 
-/// Where the kernel comes from.
+/// The source of the kernel: descriptors, or a disk to boot from.
 pub(super) enum ClaimedBoot {
     Kernel(KernelSource),
     Disks(pb::DiskBoot),
