@@ -94,6 +94,8 @@ pub struct VmiActor {
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
     guest_panics: GuestPanics,
+    /// The I/O error that pauses the VM, and has had an event.
+    io_error: Option<String>,
 }
 
 impl std::fmt::Debug for VmiActor {
@@ -138,6 +140,7 @@ impl VmiActor {
             without_pod: None,
             foreign,
             guest_panics,
+            io_error: None,
         }
     }
 
@@ -194,6 +197,7 @@ impl VmiActor {
             return Next::Wait;
         }
         self.report_panics(&vmi, &state).await;
+        self.report_io_error(&vmi, &state).await;
         let mut next = Next::Wait;
         if vmi.is_deleting() {
             let grace = vmi.grace_seconds();
@@ -522,6 +526,23 @@ impl VmiActor {
             self.events
                 .send(vmi, Kind::Warning, "GuestPanicked", message)
                 .await;
+        }
+    }
+
+    /// Sends an event of each I/O error that pauses the VM. A retry that fails is another.
+    async fn report_io_error(&mut self, vmi: &Vmi, state: &PodState) {
+        let error = match state {
+            PodState::Running(status) if status.paused && status.reason == "PausedIOError" => {
+                Some(status.message.clone())
+            }
+            _ => None,
+        };
+        if error == self.io_error {
+            return;
+        }
+        self.io_error = error;
+        if let Some(message) = &self.io_error {
+            self.events.send(vmi, Kind::Warning, "IOerror", message).await;
         }
     }
 

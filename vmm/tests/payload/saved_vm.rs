@@ -279,6 +279,12 @@ async fn each_reason_to_be_paused_is_taken_back_alone() {
         .resume(taken_back(PauseReason::Snapshot))
         .await
         .unwrap();
+    let refused = rig
+        .client
+        .resume(taken_back(PauseReason::IoError))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.message(), "the VM is paused for another reason too");
     let info = state(&mut rig).await;
     assert_eq!(
         (info.state(), info.pause_reasons),

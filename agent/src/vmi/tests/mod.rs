@@ -178,11 +178,16 @@ async fn pause_is_a_condition_while_it_lasts() {
     until("paused", || node.condition("vm", "Paused").is_some()).await;
     assert_eq!(node.condition("vm", "Paused").unwrap()["reason"], "PausedByUser");
     let first = node.condition("vm", "LiveMigratable");
-    shim.change(|status| status.reason = "PausedIOError".to_owned());
+    shim.change(|status| {
+        status.reason = "PausedIOError".to_owned();
+        status.message = "paused: I/O error on disk \"data\": no space".to_owned();
+    });
     until("paused for an I/O error", || {
         node.condition("vm", "Paused").unwrap()["reason"] == "PausedIOError"
     })
     .await;
+    let event = "IOerror paused: I/O error on disk \"data\": no space".to_owned();
+    until("the event", || node.api.events("vm").contains(&event)).await;
     shim.change(|status| status.reason = "PausedWatchdog".to_owned());
     until("paused by the watchdog", || {
         node.condition("vm", "Paused").unwrap()["message"] == "VMI was paused, its watchdog ran out"

@@ -30,6 +30,7 @@ mod guest_channel;
 mod handle;
 mod heap;
 mod interfaces;
+mod io_error_retry;
 mod listener;
 mod metrics;
 mod pending_vm;

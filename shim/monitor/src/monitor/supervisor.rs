@@ -24,6 +24,7 @@ use super::guest_agent::{AgentActor, AgentHandle, GuestService};
 use super::guest_channel::{AGENT_PORT, GuestChannel, GuestPort, guest_channel};
 use super::handle::VmHandle;
 use super::interfaces::{self, InterfacesActor};
+use super::io_error_retry::retry_after_io_errors;
 use super::service::{Service, ServiceParts};
 use super::snapshots::{SnapshotSources, SnapshotsActor};
 use super::status::StatusPublisher;
@@ -142,6 +143,7 @@ impl Supervisor {
         } else {
             None
         };
+        tokio::spawn(retry_after_io_errors(publisher.subscribe(), vmm.clone()));
         let handle = VmHandle::new(handle, vmm, publisher.subscribe(), saving);
         // What a VMI is compared with. The disks that were plugged before the snapshot are not of the start.
         let plan = match &restore {

@@ -174,6 +174,15 @@ pub fn resume_returns_although_an_io_error_pauses_again() {
     f.is_clean(&vm.pids());
 }
 
+pub fn vm_goes_on_after_an_io_error_that_has_passed() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("fills")).unwrap();
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    eventually("resumed", || !vm.status().paused);
+    vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+    f.is_clean(&vm.pids());
+}
+
 pub fn killed_vmm_is_cleaned_up() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();

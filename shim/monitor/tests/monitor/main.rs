@@ -81,6 +81,7 @@ fn run() -> ExitCode {
         signal_after_a_shutdown_does_not_kill,
         paused_vm_is_resumed_for_shutdown,
         resume_returns_although_an_io_error_pauses_again,
+        vm_goes_on_after_an_io_error_that_has_passed,
         killed_vmm_is_cleaned_up,
         vmm_ends_with_its_monitor,
         guest_exit_reason_is_reported,

@@ -43,10 +43,9 @@ impl PauseReasons {
 
     /// The set as it is when `reason` is taken back. A user takes back all but a snapshot's.
     fn without(self, reason: PauseReason) -> Self {
-        let snapshot = Self::bit(PauseReason::Snapshot);
         match reason {
-            PauseReason::Snapshot => Self(self.0 & !snapshot),
-            _ => Self(self.0 & snapshot),
+            PauseReason::Snapshot | PauseReason::IoError => Self(self.0 & !Self::bit(reason)),
+            _ => Self(self.0 & Self::bit(PauseReason::Snapshot)),
         }
     }
 
@@ -80,9 +79,12 @@ impl Vm {
         let left = self.pause_reasons.without(reason);
         match (self.state, self.running.as_mut()) {
             (State::Running, _) => Ok(()),
-            (State::Paused, Some(_)) if !left.is_empty() && reason != PauseReason::Snapshot => Err(
-                Status::failed_precondition("a snapshot of the VM is being saved: it resumes after that"),
-            ),
+            (State::Paused, Some(_)) if !left.is_empty() && reason != PauseReason::Snapshot => {
+                Err(Status::failed_precondition(match reason {
+                    PauseReason::IoError => "the VM is paused for another reason too",
+                    _ => "a snapshot of the VM is being saved: it resumes after that",
+                }))
+            }
             (State::Paused, Some(running)) => {
                 if left.is_empty() {
                     running.machine.run().map_err(failed)?;
@@ -111,7 +113,18 @@ mod tests {
         assert_eq!(snapshot.iter().collect::<Vec<_>>(), [PauseReason::Snapshot]);
         assert_eq!(snapshot.without(PauseReason::Unspecified), snapshot);
         assert!(snapshot.without(PauseReason::Snapshot).is_empty());
-        let others = reasons.without(PauseReason::Snapshot);
-        assert!(!others.contains(PauseReason::Snapshot) && others.contains(PauseReason::IoError));
+    }
+
+    #[test]
+    fn a_snapshot_and_a_retry_take_back_their_own_reason() {
+        let mut reasons = PauseReasons::default();
+        for reason in PauseReasons::ALL {
+            reasons.insert(reason);
+        }
+        for reason in [PauseReason::Snapshot, PauseReason::IoError] {
+            let left: Vec<_> = reasons.without(reason).iter().collect();
+            let others: Vec<_> = PauseReasons::ALL.into_iter().filter(|r| *r != reason).collect();
+            assert_eq!(left, others);
+        }
     }
 }

@@ -25,6 +25,7 @@ pub use process::main;
 pub use vsock::{ACCEPTS, ASKS, REFUSES};
 
 const USER: i32 = pb::PauseReason::User as i32;
+const IO_ERROR: i32 = pb::PauseReason::IoError as i32;
 const SNAPSHOT: i32 = pb::PauseReason::Snapshot as i32;
 
 /// True if the VM's name selects this behaviour.
@@ -298,6 +299,13 @@ impl Vmm for Fake {
             }
             if reason == SNAPSHOT {
                 guest.pauses.remove(&SNAPSHOT);
+            } else if reason == IO_ERROR {
+                if guest.pauses.iter().any(|pause| *pause != IO_ERROR) {
+                    return Err(Status::failed_precondition(
+                        "the VM is paused for another reason too",
+                    ));
+                }
+                guest.pauses.clear();
             } else if guest.pauses.contains(&SNAPSHOT) {
                 return Err(Status::failed_precondition("the VM is paused for a snapshot"));
             } else {
@@ -308,12 +316,13 @@ impl Vmm for Fake {
             }
         }
         self.enter(State::Running);
-        if has(&self.name(), "full") {
+        let full = has(&self.name(), "full") || has(&self.name(), "fills") && reason == USER;
+        if full {
             self.tell(Kind::IoError(IoError {
                 disk: "data".into(),
                 message: "no space left".into(),
             }));
-            self.guest.lock().unwrap().pauses.insert(USER);
+            self.guest.lock().unwrap().pauses.insert(IO_ERROR);
             self.enter(State::Paused);
         }
         Ok(Response::new(pb::ResumeResponse {}))
