@@ -29,6 +29,7 @@ Exit status (with several VMs, the first non-zero one in the order of FILE):
   10   kernel panic in the guest
   11   triple fault in the guest
   12   no kernel could be loaded
+  14   the guest's watchdog powered the VM off
   129  the terminal was closed; running VMs keep running
   130  killed by a second Ctrl-C or SIGTERM, or Ctrl-C before the VMs were running
   143  SIGTERM before the VMs were running; later SIGTERM acts like Ctrl-C
