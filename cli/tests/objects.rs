@@ -264,15 +264,18 @@ fn the_data_of_a_damaged_data_volume_is_named() {
 }
 
 #[test]
-fn the_process_of_a_vm_removes_the_mark_of_its_first_start() {
+fn a_vm_that_never_ran_keeps_the_mark_of_its_first_start() {
     let store = Store::new();
-    let folder = store.path("data/objects/default/virtualmachine");
+    let folder = store.path("data/objects/default/virtualmachineinstance");
     fs::create_dir_all(&folder).unwrap();
+    let manifest = "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: demo}\n\
+                    spec: {domain: {memory: {guest: 64Mi}, devices: {}}}\n";
+    fs::write(folder.join("demo.yaml"), manifest).unwrap();
     let mark = folder.join(".demo.not-started");
     fs::write(&mark, "Once").unwrap();
-    // There is no such VM, so the process ends at once.
-    assert_eq!(store.run(&["service", "default:demo"]).0, 2);
-    assert!(!mark.exists());
+    let (code, _, stderr) = store.run(&["service", "default:demo"]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(mark.exists());
 }
 
 #[test]

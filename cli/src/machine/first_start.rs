@@ -1,7 +1,7 @@
 //! The mark of a VM that is to start and has not: `.NAME.not-started` beside its object, with the run strategy.
 //!
-//! RerunOnFailure and Once start a VM when it is new. After that only the mark tells a VM whose `husk apply` was cut off
-//! before the start from one that has ended, or that its user has stopped.
+//! RerunOnFailure and Once start a VM when it is new. After that only the mark tells a VM whose guest never ran, because
+//! `husk apply` was cut off or the start has failed, from one that has ended, or that its user has stopped.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -52,7 +52,7 @@ impl FirstStart {
             .map_err(Failure::at(format!("write {}", self.path.display())))
     }
 
-    /// Removes the mark: the VM's process runs, or the VM is not to start any more.
+    /// Removes the mark: the guest runs, or the VM is not to start any more.
     pub(crate) fn clear(&self) -> Result<(), Failure> {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -117,8 +117,8 @@ pub(super) fn reconcile(
         Step::Restart => systemd.restart(&name)?,
         Step::Sync | Step::Wait | Step::Nothing => {}
     }
-    // Else the VM's process removes it.
-    if step != Step::Start {
+    // Else the VM's process removes it when the guest runs.
+    if matches!(step, Step::Sync | Step::Stop | Step::Nothing) {
         mark.clear()?;
     }
     Ok(match step {
@@ -386,6 +386,37 @@ mod tests {
             assert_eq!(step(&apply(&manifest)), Step::Nothing, "{manifest}");
         }
         assert_eq!(step(&apply(&vm("Manual"))), Step::Nothing);
+    }
+
+    #[test]
+    fn a_vm_whose_start_has_failed_is_started_by_the_next_apply() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let start = |number: u32, active| {
+            let mut manifest = vm("Once");
+            manifest["metadata"]["labels"] = json!({"number": number.to_string()});
+            let systemd = FakeSystemd {
+                units: [("husk@default:demo.service".to_owned(), active)].into(),
+                ..FakeSystemd::default()
+            };
+            let systemd = systemd.install();
+            let given = read_objects(&manifest.to_string()).unwrap().into_iter();
+            let given = given.map(|object| Given {
+                prefix: String::new(),
+                object,
+            });
+            mark_starts(&machine, systemd, &given.collect::<Vec<_>>()).unwrap();
+            let applied = machine.objects.apply(&manifest).unwrap();
+            reconcile(&machine, systemd, &runtime, &applied).unwrap();
+            FakeSystemd::changes()
+        };
+        assert_eq!(start(1, "inactive"), ["start husk@default:demo.service"]);
+        assert_eq!(start(2, "failed"), ["start husk@default:demo.service"]);
+        // Its process is about to fail again.
+        assert_eq!(start(3, "activating"), ["restart husk@default:demo.service"]);
+        assert_eq!(start(3, "activating"), [""; 0]);
+        assert_eq!(start(3, "failed"), ["start husk@default:demo.service"]);
     }
 
     #[test]

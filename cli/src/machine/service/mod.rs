@@ -51,11 +51,6 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
     runtime.prepare()?;
     runtime.remove_abandoned()?;
     let files = runtime.volume_files(&name.namespace, &name.name)?;
-    for key in vm::keys(name) {
-        if let Err(failure) = FirstStart::of(&machine, &key).clear() {
-            failure.report();
-        }
-    }
     let done = live_vm::block_on(async {
         let stopping = stop_signal()?;
         Service {
@@ -219,6 +214,11 @@ impl Service {
         if let Err(error) = booted {
             final_status(status).await;
             return Ok(self.unless_stopped(VmOutcome::NotStarted(not_started(&error))));
+        }
+        for key in vm::keys(&self.name) {
+            if let Err(failure) = FirstStart::of(&self.machine, &key).clear() {
+                failure.report();
+            }
         }
         // The monitor shuts the guest down by itself at a signal, but had no handler during the preparation.
         if *self.stopping.borrow() {
