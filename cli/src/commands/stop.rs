@@ -1,13 +1,13 @@
 //! `husk stop`.
 
-use husk_monitor::state::RuntimeDir;
+use husk_monitor::state::{RuntimeDir, VmDir};
 use husk_objects::ObjectError;
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
 use crate::failure::Failure;
 use crate::live_vm;
-use crate::machine::systemd::Systemd;
+use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::{FirstStart, Machine, vm};
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
@@ -46,11 +46,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         StopMode::Graceful(args.grace_period)
     };
     let machine = Machine::locate()?;
+    let runtime = RuntimeDir::locate()?;
     let mut waits = Waits::default();
     let (mut systemd, mut running) = (None, Vec::new());
     for name in &args.vms {
-        if is_supervised(&machine, name)? {
+        if let Some(unit) = supervised(&machine, name)? {
             systemd = Some(Systemd::find()?);
+            running.extend(asked(&runtime, name, &unit, mode).map(Ok));
             waits.stops.push(name.clone());
         } else {
             running.push(live_vm::find(name));
@@ -63,33 +65,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         systemd.enable(name, false)?;
         systemd.stop(name)?;
     }
-    // systemd has asked for a shutdown within the grace period of the manifest. It may be shorter.
-    if !matches!(mode, StopMode::Graceful(None)) {
-        let runtime = RuntimeDir::locate()?;
-        let found = waits
-            .stops
-            .iter()
-            .filter_map(|name| runtime.find(&name.namespace, &name.name).ok());
-        running.extend(found.map(Ok));
-    }
     let stopped = live_vm::block_on(stop_all(running, mode));
     waits.until_done(&machine, systemd)?;
     stopped
 }
 
-/// Sees to it that a VM of the store does not start again. False if systemd does not run it: then it is not of the
-/// store, or `husk run` started it.
-fn is_supervised(machine: &Machine, name: &VmRef) -> Result<bool, Failure> {
+/// The VM that is to be asked to stop, besides systemd: one of `husk run` that has the name of this VM of the store, or
+/// this one if the grace period is not that of its manifest, which systemd gives it.
+fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Option<VmDir> {
+    let found = runtime.find(&name.namespace, &name.name).ok()?;
+    let by_systemd = found.monitor_pid().is_none_or(|pid| unit.is(pid));
+    (!by_systemd || !matches!(mode, StopMode::Graceful(None))).then_some(found)
+}
+
+/// Sees to it that a VM of the store does not start again, and returns its unit. None if systemd does not run it: then
+/// it is not of the store, or `husk run` started it.
+fn supervised(machine: &Machine, name: &VmRef) -> Result<Option<Unit>, Failure> {
     let stored = match machine.vm(name) {
-        Err(ObjectError::NotFound(_)) => return Ok(false),
+        Err(ObjectError::NotFound(_)) => return Ok(None),
         found => found?,
     };
     let Ok(systemd) = Systemd::find() else {
-        return Ok(false);
+        return Ok(None);
     };
     let unit = systemd.vm(name)?;
     if !unit.runs() && !unit.is_stopping() && live_vm::find(name).is_ok() {
-        return Ok(false);
+        return Ok(None);
     }
     if vm::run_strategy(&stored) == RunStrategy::Always {
         machine
@@ -97,5 +98,28 @@ fn is_supervised(machine: &Machine, name: &VmRef) -> Result<bool, Failure> {
             .edit(&stored.key, |object| vm::set_runs(object, false))?;
     }
     FirstStart::of(machine, &stored.key).clear()?;
-    Ok(true)
+    Ok(Some(unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_of_husk_run_with_the_name_of_one_of_the_store_is_asked_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::at(folder.path());
+        let _runs = runtime.claim("default", "demo").unwrap();
+        let is_asked = |pid: u32, mode| {
+            let unit = Unit {
+                pid: pid.to_string(),
+                ..Unit::default()
+            };
+            asked(&runtime, &"demo".parse().unwrap(), &unit, mode).is_some()
+        };
+        let (own, other) = (std::process::id(), std::process::id() + 1);
+        assert!(is_asked(other, StopMode::Graceful(None)));
+        assert!(!is_asked(own, StopMode::Graceful(None)));
+        assert!(is_asked(own, StopMode::Graceful(Some(5))) && is_asked(own, StopMode::Force));
+    }
 }

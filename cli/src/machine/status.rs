@@ -3,6 +3,7 @@
 use husk_objects::{Kind, StoredObject};
 
 use super::systemd::Unit;
+use crate::vm_ref::VmRef;
 use crate::vm_view::VmView;
 
 /// The word in front of the steps that provide the data of a VM.
@@ -32,6 +33,13 @@ fn word(unit: &Unit) -> Option<(&str, &str)> {
     word.bytes()
         .all(|byte| byte.is_ascii_alphabetic())
         .then_some((word, text))
+}
+
+/// What the monitor of a VM says, if it is the process of the VM's unit: `husk run` may have started another VM of the
+/// name.
+pub(crate) fn view<'a>(views: &'a [VmView], name: &VmRef, unit: &Unit) -> Option<&'a VmView> {
+    let mut views = views.iter();
+    views.find(|view| view.namespace == name.namespace && view.name == name.name && unit.is(view.monitor_pid))
 }
 
 /// The state of `vm`, from its unit and from what its monitor says.
@@ -93,4 +101,30 @@ pub(crate) fn of(vm: &StoredObject, unit: &Unit, view: Option<&VmView>) -> VmSta
         "Stopped"
     };
     status(printable, phase, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_of_husk_run_is_not_the_one_of_the_store() {
+        let views = [("default", 7), ("test", 8), ("other", 0)].map(|(namespace, monitor_pid)| VmView {
+            namespace: namespace.to_owned(),
+            name: "demo".to_owned(),
+            monitor_pid,
+            ..VmView::default()
+        });
+        let found = |name: &str, pid: &str| {
+            let unit = Unit {
+                pid: pid.to_owned(),
+                ..Unit::default()
+            };
+            view(&views, &name.parse().unwrap(), &unit).map(|view| view.monitor_pid)
+        };
+        assert_eq!((found("demo", "7"), found("test/demo", "8")), (Some(7), Some(8)));
+        for (name, pid) in [("demo", "8"), ("demo", "0"), ("demo", ""), ("other/demo", "0")] {
+            assert_eq!(found(name, pid), None, "{name} {pid}");
+        }
+    }
 }

@@ -48,6 +48,11 @@ impl Unit {
         matches!(self.active.as_str(), "" | "inactive")
     }
 
+    /// True if its main process has this id; `0` stands for none.
+    pub(crate) fn is(&self, pid: u32) -> bool {
+        pid != 0 && self.pid.parse() == Ok(pid)
+    }
+
     /// True if its process is ending.
     pub(crate) fn is_stopping(&self) -> bool {
         self.active == "deactivating"

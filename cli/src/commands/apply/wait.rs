@@ -82,9 +82,7 @@ impl Waits {
             };
             let status = |name: &VmRef| {
                 let unit = units.vms.get(name).cloned().unwrap_or_default();
-                let view = views
-                    .iter()
-                    .find(|view| view.namespace == name.namespace && view.name == name.name);
+                let view = status::view(&views, name, &unit);
                 let stored = stored
                     .get(name)
                     .filter(|vm| machine.objects.file(&vm.key).exists())?;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::delete::{is_claim, unknown_kind};
 use crate::failure::{Failure, RUNTIME};
-use crate::machine::systemd::{Systemd, Units};
+use crate::machine::status::{self as vm_status, VmStatus};
+use crate::machine::systemd::{Systemd, Unit, Units};
 use crate::machine::{Machine, vm};
 use crate::vm_ref::{self, DEFAULT_NAMESPACE, VmRef};
 use crate::vm_view::VmView;
@@ -85,17 +86,18 @@ impl Known {
         })
     }
 
+    fn unit(&self, name: &VmRef) -> Unit {
+        self.units.vms.get(name).cloned().unwrap_or_default()
+    }
+
     fn view(&self, name: &VmRef) -> Option<&VmView> {
-        self.views
-            .iter()
-            .find(|view| view.namespace == name.namespace && view.name == name.name)
+        vm_status::view(&self.views, name, &self.unit(name))
     }
 
     /// The state of a VM.
-    fn vm_status(&self, stored: &StoredObject) -> crate::machine::status::VmStatus {
+    fn vm_status(&self, stored: &StoredObject) -> VmStatus {
         let name = vm::name(&stored.key);
-        let unit = self.units.vms.get(&name).cloned().unwrap_or_default();
-        crate::machine::status::of(stored, &unit, self.view(&name))
+        vm_status::of(stored, &self.unit(&name), self.view(&name))
     }
 }
 
