@@ -50,13 +50,21 @@ impl Waits {
     ///
     /// # Errors
     /// One of them has failed; the others are waited for all the same.
-    pub(crate) fn until_done(mut self, machine: &Machine, systemd: Systemd) -> Result<(), Failure> {
+    pub(crate) fn until_done(self, machine: &Machine, systemd: Systemd) -> Result<(), Failure> {
+        self.until_done_in(machine, systemd, &RuntimeDir::locate()?)
+    }
+
+    fn until_done_in(
+        mut self,
+        machine: &Machine,
+        systemd: Systemd,
+        runtime: &RuntimeDir,
+    ) -> Result<(), Failure> {
         let mut lines = Lines::default();
         let mut failed = false;
-        let runtime = RuntimeDir::locate()?;
         // Parsing them at each look would take long with many VMs.
         let mut stored = BTreeMap::new();
-        for name in self.vms.iter().chain(&self.stops) {
+        for name in &self.vms {
             if let Ok(vm) = machine.vm(name) {
                 stored.insert(name.clone(), vm);
             }
@@ -80,8 +88,9 @@ impl Waits {
                     true
                 }
             };
+            let unit = |name: &VmRef| units.vms.get(name).cloned().unwrap_or_default();
             let status = |name: &VmRef| {
-                let unit = units.vms.get(name).cloned().unwrap_or_default();
+                let unit = unit(name);
                 let view = status::view(&views, name, &unit);
                 let stored = stored
                     .get(name)
@@ -99,15 +108,8 @@ impl Waits {
                 };
                 look(name, step)
             });
-            self.stops.retain(|name| {
-                let step = match status(name) {
-                    Some((status, _)) if status.printable != "Stopped" => {
-                        Step::Busy("shutting down".to_owned())
-                    }
-                    _ => Step::Done("stopped".to_owned()),
-                };
-                look(name, step)
-            });
+            // Not by their objects, which may be damaged, or marked by a deletion that was cut off.
+            self.stops.retain(|name| look(name, stop_step(&unit(name))));
             self.volumes.retain(|name| {
                 let key = Key::new(Kind::DataVolume, &name.namespace, &name.name);
                 let Ok(stored) = machine.objects.get(&key) else {
@@ -156,6 +158,14 @@ fn start_step(status: &status::VmStatus, unit: &Unit) -> Step {
         }
         // It is tried again later, but the user has to mend something.
         other => Step::Failed(format!("{other}: {}", status.message)),
+    }
+}
+
+/// The progress of a VM that shuts down.
+fn stop_step(unit: &Unit) -> Step {
+    match unit.runs() || unit.is_stopping() {
+        true => Step::Busy("shutting down".to_owned()),
+        false => Step::Done("stopped".to_owned()),
     }
 }
 
@@ -216,7 +226,10 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
 
     #[test]
     fn a_vm_between_its_end_and_its_next_start_is_waited_for() {
@@ -242,5 +255,44 @@ mod tests {
         for active in ["inactive", ""] {
             assert!(matches!(step(active, false), Step::Done(text) if text == "has ended"));
         }
+    }
+
+    #[test]
+    fn a_vm_has_stopped_when_its_unit_has() {
+        for (active, is_done) in [
+            ("active", false),
+            ("activating", false),
+            ("deactivating", false),
+            ("inactive", true),
+            ("failed", true),
+            ("", true),
+        ] {
+            let unit = Unit {
+                active: active.to_owned(),
+                ..Unit::default()
+            };
+            assert_eq!(matches!(stop_step(&unit), Step::Done(_)), is_done, "{active}");
+        }
+    }
+
+    #[test]
+    fn a_vm_whose_deletion_was_cut_off_has_stopped_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "demo"},
+            "spec": {"domain": {"devices": {}}},
+        });
+        let key = machine.objects.apply(&vmi).unwrap().object.key;
+        machine.objects.begin_deletion(&key).unwrap();
+        let waits = Waits {
+            stops: vec!["demo".parse().unwrap()],
+            ..Waits::default()
+        };
+        let systemd = FakeSystemd::default().install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        waits.until_done_in(&machine, systemd, &runtime).unwrap();
     }
 }
