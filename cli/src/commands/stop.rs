@@ -5,7 +5,7 @@ use husk_objects::ObjectError;
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
-use crate::failure::Failure;
+use crate::failure::{Failure, note};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::{FirstStart, Machine, vm};
@@ -45,29 +45,43 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         StopMode::Graceful(args.grace_period)
     };
-    let machine = Machine::locate()?;
-    let runtime = RuntimeDir::locate()?;
+    stop(
+        &Machine::locate()?,
+        Systemd::find().ok(),
+        &RuntimeDir::locate()?,
+        &args.vms,
+        mode,
+    )
+}
+
+fn stop(
+    machine: &Machine,
+    systemd: Option<Systemd>,
+    runtime: &RuntimeDir,
+    vms: &[VmRef],
+    mode: StopMode,
+) -> Result<(), Failure> {
     let mut waits = Waits::default();
-    let (mut systemd, mut running) = (None, Vec::new());
-    for name in &args.vms {
-        if let Some(unit) = supervised(&machine, name)? {
-            systemd = Some(Systemd::find()?);
-            running.extend(asked(&runtime, name, &unit, mode).map(Ok));
-            waits.stops.push(name.clone());
-        } else {
-            running.push(live_vm::find(name));
+    let mut running = Vec::new();
+    for name in vms {
+        match begin(machine, systemd, runtime, name) {
+            Ok(Some(unit)) => {
+                running.extend(asked(runtime, name, &unit, mode).map(Ok));
+                waits.stops.push(name.clone());
+            }
+            Ok(None) => running.push(live_vm::find(name)),
+            // It is reported when the others have ended.
+            Err(failure) => running.push(Err(failure)),
         }
     }
-    let Some(systemd) = systemd else {
-        return live_vm::block_on(stop_all(running, mode));
-    };
-    for name in &waits.stops {
-        systemd.enable(name, false)?;
-        systemd.stop(name)?;
-    }
     let stopped = live_vm::block_on(stop_all(running, mode));
-    waits.until_done(&machine, systemd)?;
-    stopped
+    match systemd {
+        Some(systemd) if !waits.stops.is_empty() => {
+            let waited = waits.until_done_in(machine, systemd, runtime);
+            stopped.and(waited)
+        }
+        _ => stopped,
+    }
 }
 
 /// The VM that is to be asked to stop, besides systemd: one of `husk run` that has the name of this VM of the store, or
@@ -78,32 +92,91 @@ fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Opt
     (!by_systemd || !matches!(mode, StopMode::Graceful(None))).then_some(found)
 }
 
-/// Sees to it that a VM of the store does not start again, and returns its unit. None if systemd does not run it: then
-/// it is not of the store, or `husk run` started it.
-fn supervised(machine: &Machine, name: &VmRef) -> Result<Option<Unit>, Failure> {
+/// Begins to shut a VM of the store down, so that it does not start again, and returns its unit. None if systemd does not
+/// run it: then it is not of the store, or `husk run` started it.
+fn begin(
+    machine: &Machine,
+    systemd: Option<Systemd>,
+    runtime: &RuntimeDir,
+    name: &VmRef,
+) -> Result<Option<Unit>, Failure> {
     let stored = match machine.vm(name) {
         Err(ObjectError::NotFound(_)) => return Ok(None),
-        found => found?,
+        found => found,
     };
-    let Ok(systemd) = Systemd::find() else {
+    let Some(systemd) = systemd else {
         return Ok(None);
     };
     let unit = systemd.vm(name)?;
-    if !unit.runs() && !unit.is_stopping() && live_vm::find(name).is_ok() {
+    if !unit.runs() && !unit.is_stopping() && runtime.find(&name.namespace, &name.name).is_ok() {
         return Ok(None);
     }
-    if vm::run_strategy(&stored) == RunStrategy::Always {
-        machine
-            .objects
-            .edit(&stored.key, |object| vm::set_runs(object, false))?;
+    match stored {
+        Ok(stored) if vm::run_strategy(&stored) == RunStrategy::Always => {
+            machine
+                .objects
+                .edit(&stored.key, |object| vm::set_runs(object, false))?;
+        }
+        Ok(_) => {}
+        Err(damaged @ ObjectError::Damaged { .. }) => {
+            note(&format!("{damaged}: the run strategy of {name} stays"));
+        }
+        Err(error) => return Err(error.into()),
     }
-    FirstStart::of(machine, &stored.key).clear()?;
+    for key in vm::keys(name) {
+        FirstStart::of(machine, &key).clear()?;
+    }
+    systemd.enable(name, false)?;
+    systemd.stop(name)?;
     Ok(Some(unit))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
+
+    #[test]
+    fn a_vm_whose_file_is_damaged_stops_as_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let [a, b] = ["a", "b"].map(|name| {
+            let vm = json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachine",
+                "metadata": {"name": name},
+                "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
+            });
+            machine.objects.apply(&vm).unwrap().object.key
+        });
+        fs::write(machine.objects.file(&b), "kind:").unwrap();
+        let units = [&a, &b].map(|key| (Systemd::vm_unit(&vm::name(key)), "active"));
+        let systemd = FakeSystemd {
+            units: units.into(),
+            ends: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let names = [&a, &b].map(vm::name);
+        stop(
+            &machine,
+            Some(systemd),
+            &runtime,
+            &names,
+            StopMode::Graceful(None),
+        )
+        .unwrap();
+        let expected = ["a", "b"]
+            .map(|name| ["disable", "stop"].map(|verb| format!("{verb} husk@default:{name}.service")));
+        assert_eq!(FakeSystemd::changes(), expected.concat());
+        let stored = machine.objects.get(&a).unwrap();
+        assert_eq!(vm::run_strategy(&stored), RunStrategy::Halted);
+    }
 
     #[test]
     fn a_vm_of_husk_run_with_the_name_of_one_of_the_store_is_asked_too() {

@@ -20,6 +20,8 @@ thread_local! {
 pub(crate) struct FakeSystemd {
     /// `ActiveState` by the name of the unit.
     pub units: BTreeMap<String, &'static str>,
+    /// Units end at once when they are stopped.
+    pub ends: bool,
     /// A program that fails.
     pub fails: Option<&'static str>,
     pub commands: Vec<String>,
@@ -59,14 +61,27 @@ pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
         if fake.fails == Some(&*program) {
             return Some(Err(Failure::Runtime(format!("{program}: refused"))));
         }
+        if fake.ends
+            && let ["stop", unit] = words[..]
+        {
+            fake.units.insert(unit.to_owned(), "inactive");
+        }
         let mut text = String::new();
         let shown = fake
             .units
             .iter()
-            .filter(|(unit, _)| words.contains(&unit.as_str()));
+            .filter(|(unit, _)| words.iter().any(|word| fits(unit, word)));
         for (unit, state) in shown {
             let _ = write!(text, "Id={unit}\nActiveState={state}\n\n");
         }
         Some(Ok(text))
     })
+}
+
+/// True if a unit has this name, or one of this pattern with one `*`.
+fn fits(unit: &str, word: &str) -> bool {
+    match word.split_once('*') {
+        Some((begin, end)) => unit.starts_with(begin) && unit.ends_with(end),
+        None => unit == word,
+    }
 }

@@ -54,7 +54,8 @@ impl Waits {
         self.until_done_in(machine, systemd, &RuntimeDir::locate()?)
     }
 
-    fn until_done_in(
+    /// As [`until_done`](Self::until_done), for the VMs of this directory.
+    pub(crate) fn until_done_in(
         mut self,
         machine: &Machine,
         systemd: Systemd,
