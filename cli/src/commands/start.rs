@@ -48,48 +48,60 @@ pub(crate) struct RestartArgs {
 }
 
 pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
-    each(&args.vms, args.no_wait, |machine, systemd, name, stored| {
-        let unit = systemd.vm(name)?;
-        if unit.runs() {
-            return Err(Failure::Runtime(format!(
-                "{name} runs already, or is being started"
-            )));
-        }
-        let strategy = vm::run_strategy(stored);
-        if strategy == RunStrategy::Halted {
-            machine
-                .objects
-                .edit(&stored.key, |object| vm::set_runs(object, true))?;
-        }
-        if matches!(
-            strategy,
-            RunStrategy::Halted | RunStrategy::Always | RunStrategy::RerunOnFailure
-        ) {
-            systemd.enable(name, true)?;
-        }
-        systemd.start(name)?;
-        Ok(unit.pid)
-    })
+    each(&args.vms, args.no_wait, begin_start)
 }
 
 pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
-    each(&args.vms, args.no_wait, |_, systemd, name, _| {
-        let unit = systemd.vm(name)?;
-        if !unit.runs() {
-            return Err(Failure::Runtime(format!(
-                "{name} does not run: `husk start {name}`"
-            )));
-        }
-        systemd.restart(name)?;
-        Ok(unit.pid)
-    })
+    each(&args.vms, args.no_wait, begin_restart)
+}
+
+fn begin_start(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<String, Failure> {
+    let stored = stored(machine, name)?;
+    let unit = systemd.vm(name)?;
+    if unit.runs() {
+        return Err(Failure::Runtime(format!(
+            "{name} runs already, or is being started"
+        )));
+    }
+    let strategy = vm::run_strategy(&stored);
+    if strategy == RunStrategy::Halted {
+        machine
+            .objects
+            .edit(&stored.key, |object| vm::set_runs(object, true))?;
+    }
+    if matches!(
+        strategy,
+        RunStrategy::Halted | RunStrategy::Always | RunStrategy::RerunOnFailure
+    ) {
+        systemd.enable(name, true)?;
+    }
+    systemd.start(name)?;
+    Ok(unit.pid)
+}
+
+fn begin_restart(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<String, Failure> {
+    let stored = stored(machine, name)?;
+    let unit = systemd.vm(name)?;
+    if !unit.runs() {
+        return Err(Failure::Runtime(format!(
+            "{name} does not run: `husk start {name}`"
+        )));
+    }
+    // Its new process would end at once.
+    if vm::run_strategy(&stored) == RunStrategy::Halted {
+        return Err(Failure::Runtime(format!(
+            "{name}: the run strategy Halted does not start it again"
+        )));
+    }
+    systemd.restart(name)?;
+    Ok(unit.pid)
 }
 
 /// Does something with each VM, and waits until all run. `begin` returns the id of a process that ends before.
 fn each(
     vms: &[VmRef],
     no_wait: bool,
-    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<String, Failure>,
+    begin: impl Fn(&Machine, Systemd, &VmRef) -> Result<String, Failure>,
 ) -> Result<(), Failure> {
     let machine = Machine::locate()?;
     let systemd = Systemd::find()?;
@@ -97,7 +109,7 @@ fn each(
     let mut waits = Waits::default();
     let mut failed = false;
     for name in vms {
-        match stored(&machine, name).and_then(|stored| begin(&machine, systemd, name, &stored)) {
+        match begin(&machine, systemd, name) {
             Ok(pid) => waits.restart(name.clone(), pid),
             Err(failure) => {
                 failure.report();
@@ -122,4 +134,47 @@ fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
         )),
         error => error.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
+
+    /// A store with the VM `demo`.
+    fn machine(strategy: &str) -> (tempfile::TempDir, Machine) {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vm = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
+        });
+        machine.objects.apply(&vm).unwrap();
+        (folder, machine)
+    }
+
+    /// A systemd with the VM's unit.
+    fn systemd(active: &'static str) -> Systemd {
+        FakeSystemd {
+            units: [("husk@default:demo.service".to_owned(), active)].into(),
+            ..FakeSystemd::default()
+        }
+        .install()
+    }
+
+    #[test]
+    fn a_restart_does_not_end_a_vm_that_would_not_start_again() {
+        let demo = "demo".parse().unwrap();
+        let (_folder, machine) = machine("Halted");
+        let refused = begin_restart(&machine, systemd("active"), &demo).unwrap_err();
+        assert!(
+            matches!(&refused, Failure::Runtime(text) if text.contains("Halted")),
+            "{refused:?}"
+        );
+        assert_eq!(FakeSystemd::changes(), [""; 0]);
+    }
 }

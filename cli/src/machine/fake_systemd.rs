@@ -45,6 +45,11 @@ impl FakeSystemd {
     }
 }
 
+/// True if a test has installed a [`FakeSystemd`] in this thread.
+pub(super) fn is_installed() -> bool {
+    FAKE.with_borrow(Option::is_some)
+}
+
 /// The answer to a command; none if no test has installed a [`FakeSystemd`] in this thread.
 pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
     FAKE.with_borrow_mut(|fake| {

@@ -72,6 +72,10 @@ impl Systemd {
     /// # Errors
     /// systemd does not run, or has no manager for this user. The text has the way out.
     pub(crate) fn find() -> Result<Systemd, Failure> {
+        #[cfg(test)]
+        if super::fake_systemd::is_installed() {
+            return Ok(Systemd::of_machine());
+        }
         if !Systemd::is_init() {
             return Err(Failure::Runtime(
                 "systemd, which keeps VMs running, is not this machine's init: use `husk run`".into(),

@@ -116,6 +116,15 @@ impl Service {
         };
         self.refuse_second_life(strategy)?;
         loop {
+            // Also before the first start: the unit of a VM that was halted by hand may be enabled.
+            strategy = self.run_strategy().unwrap_or(strategy);
+            if strategy == RunStrategy::Halted {
+                info!(vm = %self.name, "the VM is not to run");
+                self.disable();
+                // systemd would take an end before that for a failure, and start the process again.
+                let _ = sd_notify::notify(&[NotifyState::Ready]);
+                return Ok(());
+            }
             let outcome = self.live().await?;
             strategy = self.run_strategy().unwrap_or(strategy);
             let error = match outcome {
@@ -129,11 +138,7 @@ impl Service {
                         }
                         // It is not to run again, also not at the next boot.
                         RunStrategy::RerunOnFailure => {
-                            if let Err(failure) =
-                                Systemd::find().and_then(|systemd| systemd.enable(&self.name, false))
-                            {
-                                failure.report();
-                            }
+                            self.disable();
                             return Ok(());
                         }
                         _ => return Ok(()),
@@ -155,6 +160,13 @@ impl Service {
             if !self.wait(failures, &error).await {
                 return Ok(());
             }
+        }
+    }
+
+    /// Sees to it that the VM does not start at boot.
+    fn disable(&self) {
+        if let Err(failure) = Systemd::find().and_then(|systemd| systemd.enable(&self.name, false)) {
+            failure.report();
         }
     }
 
@@ -391,6 +403,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::machine::fake_systemd::FakeSystemd;
+
+    /// The manifest of a VM without data for its volume.
+    fn manifest(strategy: &str) -> Value {
+        json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {"runStrategy": strategy, "template": {"spec": {
+                "domain": {
+                    "memory": {"guest": "64Mi"},
+                    "devices": {"disks": [{"name": "data", "disk": {"bus": "virtio"}}]},
+                },
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "none"}}],
+            }}},
+        })
+    }
 
     fn service(folder: &std::path::Path) -> Service {
         Service {
@@ -432,5 +461,29 @@ mod tests {
         service.machine.objects.begin_deletion(&key).unwrap();
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
         assert_eq!(prepared(&service), "ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_halted_vm_is_not_started() {
+        // Before the first start, and between two attempts.
+        for strategy in ["Halted", "Always"] {
+            let folder = tempfile::tempdir().unwrap();
+            let (_never, stopping) = watch::channel(false);
+            let service = Service {
+                stopping,
+                ..service(folder.path())
+            };
+            let machine = service.machine.clone();
+            machine.objects.apply(&manifest(strategy)).unwrap();
+            FakeSystemd::default().install();
+            let halt = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                machine.objects.apply(&manifest("Halted")).unwrap();
+            };
+            let run = tokio::time::timeout(Duration::from_secs(3600), service.run());
+            let (ended, ()) = tokio::join!(run, halt);
+            ended.expect("it ends").unwrap();
+            assert_eq!(FakeSystemd::changes(), ["disable husk@default:demo.service"]);
+        }
     }
 }
