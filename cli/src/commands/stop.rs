@@ -126,8 +126,7 @@ fn begin(
     for key in vm::keys(name) {
         FirstStart::of(machine, &key).clear()?;
     }
-    systemd.enable(name, false)?;
-    systemd.stop(name)?;
+    systemd.stop_for_good(name, &unit)?;
     Ok(Some(unit))
 }
 
@@ -176,6 +175,27 @@ mod tests {
         assert_eq!(FakeSystemd::changes(), expected.concat());
         let stored = machine.objects.get(&a).unwrap();
         assert_eq!(vm::run_strategy(&stored), RunStrategy::Halted);
+    }
+
+    #[test]
+    fn a_vm_of_a_machine_without_the_unit_file_is_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "demo"},
+            "spec": {"domain": {"devices": {}}},
+        });
+        let name = vm::name(&machine.objects.apply(&vmi).unwrap().object.key);
+        let systemd = FakeSystemd {
+            lacks_unit_file: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let mode = StopMode::Graceful(None);
+        stop(&machine, Some(systemd), &runtime, &[name], mode).unwrap();
     }
 
     #[test]

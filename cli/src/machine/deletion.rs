@@ -222,8 +222,7 @@ fn begin_stop(systemd: Option<Systemd>, key: &Key) -> Result<Option<Systemd>, Fa
     let systemd = reach(systemd)?;
     if let Some(systemd) = systemd {
         let name = vm::name(key);
-        systemd.enable(&name, false)?;
-        systemd.stop(&name)?;
+        systemd.stop_for_good(&name, &systemd.vm(&name)?)?;
     }
     Ok(systemd)
 }
@@ -335,6 +334,26 @@ mod tests {
         ] {
             assert!(changes.iter().any(|made| made == change), "{changes:?}");
         }
+    }
+
+    #[test]
+    fn a_vm_of_a_machine_without_the_unit_file_is_deleted() {
+        let (_folder, machine) = machine();
+        let vm = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": {"name": "demo"},
+            "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
+        });
+        let key = machine.objects.apply(&vm).unwrap().object.key;
+        let systemd = FakeSystemd {
+            lacks_unit_file: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        delete(&machine, Some(systemd), &key).unwrap();
+        assert!(machine.objects.get(&key).is_err());
+        assert_eq!(FakeSystemd::changes(), [""; 0]);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) struct FakeSystemd {
     pub units: BTreeMap<String, &'static str>,
     /// Units end at once when they are stopped.
     pub ends: bool,
+    /// It fails for units that it does not have, as without the unit file `husk@.service`.
+    pub lacks_unit_file: bool,
     /// A program that fails.
     pub fails: Option<&'static str>,
     pub commands: Vec<String>,
@@ -65,6 +67,17 @@ pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
         assert!(fake.commands.len() < MAX_COMMANDS, "{:?}", fake.commands);
         if fake.fails == Some(&*program) {
             return Some(Err(Failure::Runtime(format!("{program}: refused"))));
+        }
+        if fake.lacks_unit_file
+            && let [verb, unit] = words[..]
+            && !fake.units.contains_key(unit)
+        {
+            return Some(match verb {
+                "show" => Ok(format!(
+                    "Id={unit}\nLoadState=not-found\nActiveState=inactive\n\n"
+                )),
+                _ => Err(Failure::Runtime(format!("Unit {unit} does not exist."))),
+            });
         }
         if fake.ends
             && let ["stop", unit] = words[..]

@@ -14,7 +14,7 @@ use crate::vm_ref::VmRef;
 const VM: &str = "husk@";
 const IMPORT: &str = "husk-import@";
 /// Properties of a [`Unit`].
-const PROPERTIES: &str = "--property=Id,ActiveState,StatusText,UnitFileState,MainPID,Job";
+const PROPERTIES: &str = "--property=Id,LoadState,ActiveState,StatusText,UnitFileState,MainPID,Job";
 
 /// The systemd manager of the user.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +25,8 @@ pub(crate) struct Systemd {
 /// A unit of systemd's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Unit {
+    /// systemd knows no unit file for it.
+    pub is_missing: bool,
     /// `ActiveState`: `active`, `activating`, `deactivating`, `inactive` or `failed`; empty if the unit is not loaded.
     pub active: String,
     /// The last `STATUS=` of the service.
@@ -164,6 +166,17 @@ impl Systemd {
             .map(drop)
     }
 
+    /// Begins to stop the unit of a VM, and does not start it at boot any more.
+    pub(crate) fn stop_for_good(self, vm: &VmRef, unit: &Unit) -> Result<(), Failure> {
+        // systemctl fails for a unit that it does not know.
+        if !unit.is_missing {
+            self.enable(vm, false)?;
+        } else if unit.is_inactive() {
+            return Ok(());
+        }
+        self.stop(vm)
+    }
+
     /// Begins to stop the unit of a VM and to start it again.
     pub(crate) fn restart(self, vm: &VmRef) -> Result<(), Failure> {
         self.systemctl(&["restart", "--no-block", &Systemd::vm_unit(vm)])
@@ -259,6 +272,7 @@ impl Units {
                 block.lines().filter_map(|line| line.split_once('=')).collect();
             let field = |name| fields.get(name).copied().unwrap_or_default();
             let unit = Unit {
+                is_missing: field("LoadState") == "not-found",
                 active: field("ActiveState").to_owned(),
                 text: field("StatusText").to_owned(),
                 enabled: field("UnitFileState").starts_with("enabled"),
