@@ -126,14 +126,16 @@ fn each(
     }
 }
 
-/// The VM of this name in the store.
+/// The VM of this name in the store, which may run.
 fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
-    machine.vm(name).map_err(|error| match error {
-        ObjectError::NotFound(_) => Failure::Runtime(format!(
+    match machine.vm(name) {
+        // A unit that is enabled without an object would fail at each boot.
+        Ok(stored) if stored.is_deleting() => Err(ObjectError::Deleting(stored.key).into()),
+        Err(ObjectError::NotFound(_)) => Err(Failure::Runtime(format!(
             "no VM {name} is in the store: `husk get vm --all-namespaces` shows them"
-        )),
-        error => error.into(),
-    })
+        ))),
+        found => Ok(found?),
+    }
 }
 
 #[cfg(test)]
@@ -176,5 +178,25 @@ mod tests {
             "{refused:?}"
         );
         assert_eq!(FakeSystemd::changes(), [""; 0]);
+    }
+
+    #[test]
+    fn a_vm_that_is_being_deleted_does_not_start() {
+        let demo = "demo".parse().unwrap();
+        let (_folder, machine) = machine("Always");
+        let key = machine.vm(&demo).unwrap().key;
+        machine.objects.begin_deletion(&key).unwrap();
+        for is_start in [true, false] {
+            let refused = match is_start {
+                true => begin_start(&machine, systemd("deactivating"), &demo),
+                false => begin_restart(&machine, systemd("active"), &demo),
+            };
+            let refused = refused.unwrap_err();
+            assert!(
+                matches!(&refused, Failure::Runtime(text) if text.contains("is being deleted")),
+                "{refused:?}"
+            );
+            assert_eq!(FakeSystemd::changes(), [""; 0]);
+        }
     }
 }

@@ -114,6 +114,13 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
             for left in damaged_volumes(machine, &object.key, &volumes.damaged) {
                 note(&left);
             }
+            // A `husk start` that began before the deletion may have enabled it again.
+            let name = vm::name(&object.key);
+            if let Some(systemd) = systemd
+                && systemd.vm(&name)?.enabled
+            {
+                systemd.enable(&name, false)?;
+            }
         }
         Kind::DataVolume => {
             let name = vm::name(&object.key);
@@ -334,6 +341,27 @@ mod tests {
         ] {
             assert!(changes.iter().any(|made| made == change), "{changes:?}");
         }
+    }
+
+    #[test]
+    fn a_vm_that_was_enabled_meanwhile_leaves_no_enabled_unit() {
+        let (_folder, machine) = machine();
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "demo"},
+            "spec": {"domain": {"devices": {}}},
+        });
+        let key = machine.objects.apply(&vmi).unwrap().object.key;
+        let systemd = FakeSystemd {
+            units: [("husk@default:demo.service".to_owned(), "inactive")].into(),
+            stay_enabled: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        delete(&machine, Some(systemd), &key).unwrap();
+        let changes = ["disable", "stop", "disable"].map(|verb| format!("{verb} husk@default:demo.service"));
+        assert_eq!(FakeSystemd::changes(), changes);
     }
 
     #[test]

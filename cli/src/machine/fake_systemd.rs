@@ -22,6 +22,8 @@ pub(crate) struct FakeSystemd {
     pub units: BTreeMap<String, &'static str>,
     /// Units end at once when they are stopped.
     pub ends: bool,
+    /// Units are enabled, also when they were disabled, as if another command enabled them.
+    pub stay_enabled: bool,
     /// It fails for units that it does not have, as without the unit file `husk@.service`.
     pub lacks_unit_file: bool,
     /// A program that fails.
@@ -90,7 +92,8 @@ pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
             .iter()
             .filter(|(unit, _)| words.iter().any(|word| fits(unit, word)));
         for (unit, state) in shown {
-            let _ = write!(text, "Id={unit}\nActiveState={state}\n\n");
+            let file = if fake.stay_enabled { "enabled" } else { "" };
+            let _ = write!(text, "Id={unit}\nActiveState={state}\nUnitFileState={file}\n\n");
         }
         Some(Ok(text))
     })
