@@ -1,10 +1,12 @@
 //! `husk rm`.
 
 use husk_monitor::state::RuntimeDir;
+use husk_objects::Kind;
 
 use crate::failure::{Failure, RUNTIME};
 use crate::live_vm;
 use crate::machine::systemd::Systemd;
+use crate::machine::{Machine, delete_command};
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
@@ -34,9 +36,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for name in &args.vms {
         if is_supervised(name) {
-            return Err(Failure::Usage(format!(
-                "{name} is a VM of the store: `husk stop {name}` stops it, `husk delete vm {name}` deletes it"
-            )));
+            return Err(Failure::Usage(refusal(&Machine::locate()?, name)));
         }
     }
     let runtime = RuntimeDir::locate()?;
@@ -69,8 +69,45 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     done
 }
 
+/// Says how to end a VM that systemd runs.
+fn refusal(machine: &Machine, name: &VmRef) -> String {
+    let kind = match machine.vm(name) {
+        Ok(vm) if vm.key.kind == Kind::VirtualMachineInstance => "vmi",
+        _ => "vm",
+    };
+    let delete = delete_command(kind, &name.namespace, &[&name.name]);
+    format!("{name} is a VM of the store: `husk stop {name}` stops it, {delete} deletes it")
+}
+
 /// True if systemd runs the VM.
 fn is_supervised(name: &VmRef) -> bool {
     let unit = Systemd::find().and_then(|systemd| systemd.vm(name));
     unit.is_ok_and(|unit| unit.runs())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_command_that_deletes_a_vm_of_the_store_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "demo"},
+            "spec": {"domain": {"devices": {}}},
+        });
+        machine.objects.apply(&vmi).unwrap();
+        for (name, command) in [
+            ("demo", "`husk delete vmi demo`"),
+            ("test/demo", "`husk delete vm demo -n test`"),
+        ] {
+            let text = refusal(&machine, &name.parse().unwrap());
+            assert!(text.ends_with(&format!(", {command} deletes it")), "{text}");
+        }
+    }
 }

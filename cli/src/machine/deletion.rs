@@ -204,7 +204,8 @@ fn damaged_volumes(machine: &Machine, vm: &Key, damaged: &[ObjectError]) -> Vec<
     lines.collect()
 }
 
-fn delete_command(kind: &str, namespace: &str, names: &[&str]) -> String {
+/// The command that deletes objects of a kind, as Markdown.
+pub(crate) fn delete_command(kind: &str, namespace: &str, names: &[&str]) -> String {
     let namespace = match namespace {
         DEFAULT_NAMESPACE => String::new(),
         other => format!(" -n {other}"),

@@ -24,7 +24,7 @@ pub(crate) mod vm;
 
 pub(crate) use data::{Data, DataError, claim_of};
 pub(crate) use data_volume::{import, phase, store_templates};
-pub(crate) use deletion::{delete, finish_deletions};
+pub(crate) use deletion::{delete, delete_command, finish_deletions};
 pub(crate) use first_start::FirstStart;
 
 use std::path::Path;
