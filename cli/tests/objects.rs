@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -276,6 +277,31 @@ fn a_vm_that_never_ran_keeps_the_mark_of_its_first_start() {
     let (code, _, stderr) = store.run(&["service", "default:demo"]);
     assert_eq!(code, 2, "{stderr}");
     assert!(mark.exists());
+}
+
+#[test]
+fn the_journal_of_a_vm_is_shown_also_if_it_does_not_run() {
+    let store = Store::new();
+    let folder = store.path("data/objects/default/virtualmachineinstance");
+    fs::create_dir_all(&folder).unwrap();
+    let manifest = "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: demo}\n\
+                    spec: {domain: {devices: {}}}\n";
+    fs::write(folder.join("demo.yaml"), manifest).unwrap();
+    let journalctl = store.path("journalctl");
+    fs::write(&journalctl, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    fs::set_permissions(&journalctl, fs::Permissions::from_mode(0o755)).unwrap();
+    let logs = |args: &[&str]| {
+        let mut command = store.command(args);
+        told(&command.env("PATH", store.root.path()).output().unwrap())
+    };
+    let (code, stdout, stderr) = logs(&["logs", "demo", "--monitor"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.ends_with("--unit husk@default:demo.service\n"), "{stdout}");
+    for args in [&["logs", "demo"][..], &["logs", "other", "--monitor"]] {
+        let (code, _, stderr) = logs(args);
+        assert_eq!(code, 1, "{args:?}");
+        assert!(stderr.ends_with(" is running\n"), "{stderr}");
+    }
 }
 
 #[test]

@@ -5,9 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use husk_monitor::state::PODS;
+use husk_objects::ObjectError;
 
 use crate::failure::Failure;
 use crate::log_file::LogFile;
+use crate::machine::Machine;
 use crate::machine::systemd::Systemd;
 use crate::vm_ref::VmRef;
 use crate::{live_vm, output};
@@ -63,8 +65,17 @@ fn journal(args: &Args) -> Result<(), Failure> {
     Err(Failure::at("journalctl")(command.exec()))
 }
 
+/// True if the store has the VM.
+fn is_stored(name: &VmRef) -> bool {
+    Machine::locate().is_ok_and(|machine| !matches!(machine.vm(name), Err(ObjectError::NotFound(_))))
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let dir = live_vm::find(&args.vm)?;
+    let dir = match live_vm::find(&args.vm) {
+        // Its journal says why it does not run.
+        Err(_) if args.monitor && is_stored(&args.vm) => return journal(args),
+        found => found?,
+    };
     if args.monitor && args.vm.namespace == PODS {
         return Err(Failure::Runtime(format!(
             "{}: the shim of a pod logs to containerd: try `journalctl -u containerd`",
