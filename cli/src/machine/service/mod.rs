@@ -5,7 +5,7 @@ mod backoff;
 
 use std::time::Duration;
 
-use husk_monitor::monitor::{EmbeddedVm, final_status};
+use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_objects::{ObjectError, Outcome};
@@ -214,18 +214,16 @@ impl Service {
         let name = (self.name.namespace.as_str(), self.name.name.as_str());
         let environment = VmEnvironment::of_caller(None);
         let built = EmbeddedVm::build(&self.runtime, name, plan, &metadata, environment).await;
-        let not_started =
-            |error: &dyn std::error::Error| DataError::new("CrashLoopBackOff", error.to_string());
         let mut embedded = match built {
             Ok(embedded) => embedded,
-            Err(error) => return Ok(self.unless_stopped(VmOutcome::NotStarted(not_started(&error)))),
+            Err(error) => return Ok(self.unless_stopped(not_started(&error))),
         };
         let booted = embedded.boot().await;
         let _kept = by_agent.then_some(files);
         let status = embedded.vm.status();
         if let Err(error) = booted {
             final_status(status).await;
-            return Ok(self.unless_stopped(VmOutcome::NotStarted(not_started(&error))));
+            return Ok(self.unless_stopped(not_started(&error)));
         }
         for key in vm::keys(&self.name) {
             if let Err(failure) = FirstStart::of(&self.machine, &key).clear() {
@@ -308,6 +306,10 @@ fn unreadable(error: &ObjectError) -> DataError {
         _ => "",
     };
     DataError::new("CrashLoopBackOff", format!("{}{way_out}", chain(error)))
+}
+
+fn not_started(error: &EmbeddedVmError) -> VmOutcome {
+    VmOutcome::NotStarted(DataError::new("CrashLoopBackOff", chain(error)))
 }
 
 fn vm_outcome(status: &Status) -> VmOutcome {
@@ -485,5 +487,14 @@ mod tests {
             ended.expect("it ends").unwrap();
             assert_eq!(FakeSystemd::changes(), ["disable husk@default:demo.service"]);
         }
+    }
+
+    #[test]
+    fn a_start_that_fails_has_its_cause() {
+        let full = std::io::Error::other("no space left");
+        let VmOutcome::NotStarted(error) = not_started(&EmbeddedVmError::Keep(full)) else {
+            panic!("it has started");
+        };
+        assert_eq!(error.text, "the VM's state cannot be kept: no space left");
     }
 }
