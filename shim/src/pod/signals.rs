@@ -10,9 +10,8 @@ pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
 
 pub(super) const SIGKILL: u32 = 9;
 const SIGTERM: u32 = 15;
-/// Signals that by default do not end a process (signal(7)): SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
-/// SIGURG and SIGWINCH.
-const NOT_ENDING: [u32; 8] = [17, 18, 19, 20, 21, 22, 23, 28];
+/// SIGCHLD, SIGCONT and SIGSTOP: nobody sends them to end a process.
+const NOT_ENDING: [u32; 3] = [17, 18, 19];
 /// SIGRTMAX.
 const LAST_SIGNAL: u32 = 64;
 /// Base of the exit status of a process that a signal killed.
@@ -32,10 +31,11 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
     match signal {
         0 => Ok(SignalAction::Nothing),
         SIGKILL => Ok(SignalAction::Kill),
-        // An image may name any of them as its stop signal.
-        1..=LAST_SIGNAL if !NOT_ENDING.contains(&signal) => Ok(SignalAction::PowerButton),
+        _ if NOT_ENDING.contains(&signal) => Ok(SignalAction::Nothing),
+        // An image may name any of them as its stop signal: SIGWINCH is that of Apache's.
+        1..=LAST_SIGNAL => Ok(SignalAction::PowerButton),
         _ => Err(TaskError::invalid(format!(
-            "signal {signal} is not supported for a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
+            "there is no signal {signal}: {SIGTERM} presses the VM's power button, {SIGKILL} kills it"
         ))),
     }
 }
@@ -85,16 +85,17 @@ mod tests {
             [0, 9, 15].map(|signal| orderly_exit_status(signal).unwrap()),
             [None, Some(137), Some(0)]
         );
-        for signal in [28, 65] {
-            let error = signal_action(signal).unwrap_err().to_string();
-            assert!(error.contains("is not supported"), "{error}");
+        for signal in NOT_ENDING {
+            assert_eq!(signal_action(signal).unwrap(), SignalAction::Nothing);
         }
+        let error = signal_action(65).unwrap_err().to_string();
+        assert!(error.starts_with("there is no signal 65"), "{error}");
     }
 
     #[test]
     fn any_stop_signal_of_an_image_ends_its_container() {
-        // SIGHUP, SIGUSR1, SIGPWR and SIGRTMIN+3.
-        for signal in [1, 10, 30, 37] {
+        // SIGHUP, SIGUSR1, SIGTSTP, SIGWINCH, SIGPWR, SIGRTMIN+3 and SIGRTMAX.
+        for signal in [1, 10, 20, 28, 30, 37, 64] {
             assert_eq!(signal_action(signal).unwrap(), SignalAction::PowerButton);
             assert_eq!(signal_exit_status(signal).unwrap(), Some(128 + signal));
         }

@@ -189,7 +189,7 @@ async fn a_container_that_is_being_created_can_be_killed() {
         for signal in signals {
             pod.kill(ID, signal).await.unwrap();
         }
-        assert!(pod.kill(ID, 28).await.is_err());
+        assert!(pod.kill(ID, 65).await.is_err());
         let (create, is_created) = oneshot::channel();
         let outcome = TaskOutcome::Prepared(ID.into(), Default::default(), Ok(()), create);
         pod.handle_command(PodCommand::Outcome(outcome)).await;
