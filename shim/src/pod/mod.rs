@@ -33,8 +33,8 @@ use crate::spec::{self, MemoryLimit, Role};
 pub(crate) use build::{cgroup_of, rootfs_of};
 pub(crate) use command::PodCommand;
 use command::TaskOutcome;
-use container::Container;
 pub(crate) use container::ContainerPhase;
+use container::{Container, ContainerStatus};
 pub(crate) use exec::ExecRequest;
 pub(crate) use handle::PodHandle;
 use task_error::Reply;
@@ -94,9 +94,7 @@ impl Pod {
             PodCommand::Start(id, reply) => self.start(&id, reply),
             PodCommand::Delete(id, reply) => self.delete(&id, reply).await,
             PodCommand::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
-            PodCommand::ContainerStatus(id, reply) => {
-                drop(reply.send(self.find(&id).map(|container| container.seen())))
-            }
+            PodCommand::ContainerStatus(id, reply) => drop(reply.send(self.container_status(&id))),
             PodCommand::Exec(request, reply) => drop(reply.send(self.exec(request))),
             PodCommand::StartExec(id, exec_id, reply) => self.start_exec(&id, &exec_id, reply),
             PodCommand::KillExec(id, exec_id, reply) => {
@@ -155,6 +153,17 @@ impl Pod {
     fn find(&mut self, id: &str) -> Result<&mut Container, TaskError> {
         let container = self.containers.get_mut(id);
         container.ok_or_else(|| TaskError::not_found(format!("there is no container {id}")))
+    }
+
+    /// Returns the state of a container. One of a pod is never paused: when CRI is restarted it does not know that
+    /// state, and the kubelet then ends the container.
+    fn container_status(&mut self, id: &str) -> Result<ContainerStatus, TaskError> {
+        let in_pod = self.sandbox().is_some();
+        let mut seen = self.find(id)?.seen();
+        if let ContainerPhase::Running { paused } = &mut seen.phase {
+            *paused &= !in_pod;
+        }
+        Ok(seen)
     }
 
     fn sandbox(&self) -> Option<&Container> {

@@ -1,6 +1,9 @@
 use std::time::SystemTime;
 
+use containerd_shim_protos::api::{StateRequest, Status};
 use containerd_shim_protos::shim::event::Envelope;
+use containerd_shim_protos::shim_async::Task;
+use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
 use oci_spec::runtime::Spec;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
@@ -10,6 +13,7 @@ use super::container::{ContainerExit, ContainerResources, Launching};
 use super::*;
 use crate::spec::LauncherArgs;
 use crate::stdio::Stdio;
+use crate::task::Service;
 
 const ID: &str = "c1";
 
@@ -17,8 +21,13 @@ const ID: &str = "c1";
 fn pod(role: Role, phase: ContainerPhase) -> (Pod, mpsc::Receiver<Envelope>, PodHandle) {
     let (publisher, events) = Publisher::recorded();
     let (mut pod, handle) = Pod::new(publisher, None);
-    let container = Container {
-        id: ID.to_owned(),
+    pod.containers.insert(ID.to_owned(), container(ID, role, phase));
+    (pod, events, handle)
+}
+
+fn container(id: &str, role: Role, phase: ContainerPhase) -> Container {
+    Container {
+        id: id.to_owned(),
         bundle: "/nowhere".into(),
         spec: Spec::default().into(),
         role,
@@ -35,9 +44,7 @@ fn pod(role: Role, phase: ContainerPhase) -> (Pod, mpsc::Receiver<Envelope>, Pod
         execs: BTreeMap::new(),
         delete_replies: Vec::new(),
         releasing: false,
-    };
-    pod.containers.insert(ID.to_owned(), container);
-    (pod, events, handle)
+    }
 }
 
 async fn completes(stopped: impl Future<Output = ()>) -> bool {
@@ -205,5 +212,27 @@ async fn a_container_that_is_being_created_can_be_killed() {
         for topic in ["/tasks/create", "/tasks/exit"] {
             assert_eq!(events.recv().await.unwrap().topic, topic);
         }
+    }
+}
+
+#[tokio::test]
+async fn a_paused_vm_runs_for_cri() {
+    let paused = ContainerPhase::Running { paused: true };
+    for (sandbox, wanted) in [(false, Status::PAUSED), (true, Status::RUNNING)] {
+        let (mut pod, _events, handle) = pod(Role::Vm, paused);
+        if sandbox {
+            let sandbox = container("pod", Role::Sandbox, ContainerPhase::Running { paused: false });
+            pod.containers.insert(sandbox.id.clone(), sandbox);
+        }
+        let run = tokio::spawn(pod.run());
+        let request = StateRequest {
+            id: ID.into(),
+            ..StateRequest::default()
+        };
+        let state = Service::new(handle)
+            .state(&TtrpcContext::default(), request)
+            .await;
+        assert_eq!(state.unwrap().status.enum_value(), Ok(wanted));
+        run.await.unwrap();
     }
 }

@@ -6,6 +6,7 @@ use crate::harness::attach::Attached;
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
 use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::cri::api::ContainerState;
 use crate::harness::cri::{Container, Cri, NAMESPACE, Pod};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
@@ -100,7 +101,8 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     let (containerd, cri) = node(ctx, version)?;
     let (pod, id) = vm(&cri, "guest", "net,button,shell")?;
     let address = cri.address(&pod)?;
-    let words = ["console", &format!("pods/{}", pod.uid)];
+    let name = format!("pods/{}", pod.uid);
+    let words = ["console", &name];
     let console = Session::on_terminal(ctx.husk(&words), &ctx.log("guest.console.log"))?;
     let shell = Shell::small_on(&console)?;
     ctx.part("address", || {
@@ -119,10 +121,16 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         let log = std::fs::read_to_string(cri.logs("guest").join("compute.log"))?;
         expect_contains(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
     });
+    ctx.run(&["pause", &name])?.ok()?;
     containerd.kill()?;
     containerd.restart_without_path()?;
     let cri = containerd.cri()?;
     ctx.part("restart of containerd", || {
+        let status = cri.status(&id)?;
+        ensure!(status.state() == ContainerState::ContainerRunning, "{status:?}");
+        let vm = ctx.json(&["inspect", &name, "-o", "json"])?;
+        ensure!(vm["paused"] == true, "the VM went on");
+        ctx.run(&["resume", &name])?.ok()?;
         shell.expect_contains("echo still-$((40 + 2))", &["still-42"])?;
         stats(&cri, &pod, &id)
     });
