@@ -43,6 +43,9 @@ impl Pod {
         let (id, bundle) = (container.id.clone(), container.bundle.clone());
         let rootfs = rootfs_of(&bundle);
         let spec = container.spec.clone();
+        if matches!(container.role, Role::Launcher(_)) {
+            self.launcher_ended = false;
+        }
         match &container.role {
             Role::Sandbox => {
                 self.containers.insert(id.clone(), container);

@@ -189,6 +189,7 @@ impl Pod {
             self.release_resources(id, exit);
         }
         if launcher {
+            self.launcher_ended = true;
             self.end_launcher_volumes();
         }
     }

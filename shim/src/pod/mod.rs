@@ -52,6 +52,8 @@ pub(crate) struct Pod {
     publisher: Publisher,
     /// Cgroup of this process at its start, to which it returns.
     original_cgroup: Option<Cgroup>,
+    /// The last launcher container has ended. containerd deletes it soon afterwards.
+    launcher_ended: bool,
     finished: bool,
 }
 
@@ -64,6 +66,7 @@ impl Pod {
             containers: BTreeMap::new(),
             publisher,
             original_cgroup,
+            launcher_ended: false,
             finished: false,
         };
         (pod, PodHandle::new(sender))

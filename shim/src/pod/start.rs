@@ -61,7 +61,13 @@ impl Pod {
                 self.started(id, reply);
                 self.connect_console_logs();
             }
-            Role::Sandbox | Role::Volume(_) | Role::LauncherVolume(_) | Role::Vm => self.started(id, reply),
+            Role::LauncherVolume(_) => {
+                self.started(id, reply);
+                if self.launcher_ended {
+                    self.record_exit(id, 0);
+                }
+            }
+            Role::Sandbox | Role::Volume(_) | Role::Vm => self.started(id, reply),
         }
     }
 

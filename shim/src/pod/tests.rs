@@ -47,20 +47,21 @@ fn container(id: &str, role: Role, phase: ContainerPhase) -> Container {
     }
 }
 
+fn launcher() -> Role {
+    Role::Launcher(LauncherArgs {
+        name: "vm".into(),
+        namespace: "default".into(),
+        uid: "uid".into(),
+        qemu_timeout: Duration::from_secs(240),
+    })
+}
+
 async fn completes(stopped: impl Future<Output = ()>) -> bool {
     timeout(Duration::from_millis(50), stopped).await.is_ok()
 }
 
 #[tokio::test]
 async fn signals_end_the_build_of_a_launchers_vm() {
-    let launcher = || {
-        Role::Launcher(LauncherArgs {
-            name: "vm".into(),
-            namespace: "default".into(),
-            uid: "uid".into(),
-            qemu_timeout: Duration::from_secs(240),
-        })
-    };
     for (signal, wanted) in [(15, 0), (9, 137)] {
         let (mut pod, _events, _handle) = pod(launcher(), ContainerPhase::Running { paused: false });
         let (stop, stopped) = BuildStop::new();
@@ -234,5 +235,37 @@ async fn a_paused_vm_runs_for_cri() {
             .await;
         assert_eq!(state.unwrap().status.enum_value(), Ok(wanted));
         run.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_volume_of_a_launcher_pod_does_not_outlive_it() {
+    let (mut pod, mut events, _handle) = pod(launcher(), ContainerPhase::Running { paused: false });
+    for id in ["before", "after"] {
+        let volume = container(id, Role::LauncherVolume(id.into()), ContainerPhase::Created);
+        pod.containers.insert(id.into(), volume);
+    }
+    let (start, _started) = oneshot::channel();
+    pod.start("before", start);
+    assert!(pod.containers["before"].is_running());
+    pod.record_exit(ID, 0);
+    assert!(pod.containers["before"].is_stopped());
+    // containerd deletes a container as soon as it has ended.
+    pod.containers.remove(ID);
+    let (start, started) = oneshot::channel();
+    pod.start("after", start);
+    assert_eq!(started.await.unwrap(), Ok(1));
+    let ContainerPhase::Stopped(exit) = *pod.containers["after"].phase.borrow() else {
+        panic!("it runs")
+    };
+    assert_eq!(exit.status, 0);
+    for topic in [
+        "/tasks/start",
+        "/tasks/exit",
+        "/tasks/exit",
+        "/tasks/start",
+        "/tasks/exit",
+    ] {
+        assert_eq!(events.recv().await.unwrap().topic, topic);
     }
 }
