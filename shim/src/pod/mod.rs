@@ -23,7 +23,7 @@ use containerd_shim_protos::events::task as events;
 use husk_cgroup::{Cgroup, CgroupStats};
 use oci_spec::runtime::LinuxResources;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -175,15 +175,14 @@ impl Pod {
     }
 
     /// Starts a task that sends its outcome to the actor.
-    fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) -> AbortHandle {
+    fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) {
         let self_sender = self.self_sender.clone();
-        let task = tokio::spawn(async move {
+        tokio::spawn(async move {
             let told = work.await;
             if let Some(self_sender) = self_sender.upgrade() {
                 let _ = self_sender.send(PodCommand::Outcome(told)).await;
             }
         });
-        task.abort_handle()
     }
 
     fn stats(&mut self, id: &str) -> Result<CgroupStats, TaskError> {

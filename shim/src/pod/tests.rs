@@ -1,3 +1,7 @@
+use std::fs::File;
+use std::io::Read;
+use std::sync::mpsc as threads;
+use std::thread;
 use std::time::SystemTime;
 
 use containerd_shim_protos::api::{StateRequest, Status};
@@ -5,6 +9,7 @@ use containerd_shim_protos::shim::event::Envelope;
 use containerd_shim_protos::shim_async::Task;
 use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
 use oci_spec::runtime::Spec;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
@@ -267,5 +272,86 @@ async fn a_volume_of_a_launcher_pod_does_not_outlive_it() {
         "/tasks/exit",
     ] {
         assert_eq!(events.recv().await.unwrap().topic, topic);
+    }
+}
+
+/// Opens the FIFOs of a process as containerd does, and reads both outputs. Each thread sends once it has opened its
+/// FIFO, and again at the end.
+fn attach(stdio: &Stdio) -> threads::Receiver<(&'static str, String)> {
+    let (sender, received) = threads::channel();
+    for (name, path) in [
+        ("in", &stdio.stdin),
+        ("out", &stdio.stdout),
+        ("err", &stdio.stderr),
+    ] {
+        let (sender, path) = (sender.clone(), path.clone());
+        thread::spawn(move || {
+            let input = name == "in";
+            let mut fifo = File::options().read(!input).write(input).open(path).unwrap();
+            let _ = sender.send((name, "open".to_owned()));
+            if !input {
+                let mut text = String::new();
+                fifo.read_to_string(&mut text).unwrap();
+                let _ = sender.send((name, text));
+            }
+        });
+    }
+    received
+}
+
+#[tokio::test]
+async fn the_streams_of_a_process_open_at_its_start_and_close_before_its_exit() {
+    let within = Duration::from_secs(1);
+    for killed in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let [stdin, stdout, stderr] = ["in", "out", "err"].map(|name| {
+            let path = dir.path().join(name);
+            mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+            path.display().to_string()
+        });
+        let stdio = Stdio {
+            stdin,
+            stdout,
+            stderr,
+            terminal: false,
+        };
+        let (mut pod, mut events, _handle) = pod(Role::Vm, ContainerPhase::Running { paused: false });
+        let request = ExecRequest {
+            id: ID.to_owned(),
+            exec_id: "probe".to_owned(),
+            args: ["virt-probe", "--guestAgentPing"].map(str::to_owned).into(),
+            stdio: stdio.clone(),
+        };
+        pod.exec(request).unwrap();
+        let received = attach(&stdio);
+        let (start, started) = oneshot::channel();
+        match killed {
+            // Its agent never answers.
+            true => pod.start_answered_exec(ID, "probe", start, |_, _| std::future::pending()),
+            false => pod.start_exec(ID, "probe", start),
+        }
+        assert_eq!(started.await.unwrap(), Ok(1));
+        for _ in ["in", "out", "err"] {
+            assert_eq!(received.recv_timeout(within).unwrap().1, "open");
+        }
+        if killed {
+            pod.kill_exec(ID, "probe").unwrap();
+            pod.kill_exec(ID, "probe").unwrap();
+        }
+        let command = pod.mailbox.recv().await.unwrap();
+        let mut outputs = [(); 2].map(|()| received.recv_timeout(within).unwrap());
+        outputs.sort();
+        let (text, status) = match killed {
+            true => ("", 137),
+            false => ("the VM does not run\n", 1),
+        };
+        assert_eq!(outputs, [("err", text.to_owned()), ("out", String::new())]);
+        for topic in ["/tasks/exec-added", "/tasks/exec-started"] {
+            assert_eq!(events.try_recv().unwrap().topic, topic);
+        }
+        assert!(events.try_recv().is_err());
+        pod.handle_command(command).await;
+        assert_eq!(events.try_recv().unwrap().topic, "/tasks/exit");
+        assert_eq!(pod.delete_exec(ID, "probe").unwrap().status, status);
     }
 }

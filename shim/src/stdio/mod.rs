@@ -40,6 +40,14 @@ enum Sink {
     Nowhere,
 }
 
+/// Open standard streams.
+#[derive(Debug)]
+pub(crate) struct OpenStdio {
+    stdin: Option<pipe::Receiver>,
+    stdout: Sink,
+    stderr: Sink,
+}
+
 /// The open streams of a running VM.
 #[derive(Debug)]
 pub(crate) struct Streams {
@@ -55,16 +63,11 @@ pub(crate) struct Streams {
 impl Stdio {
     /// Connects the streams to a console. Its earlier output is included.
     pub(crate) async fn connect(&self, console: Option<&Console>) -> io::Result<Streams> {
-        let (stdout, stderr) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
-        let stdin = match self.stdin.as_str() {
-            "" => None,
-            path => Some(
-                pipe::OpenOptions::new()
-                    .read_write(true)
-                    .open_receiver(path)
-                    .map_err(naming(path))?,
-            ),
-        };
+        let OpenStdio {
+            stdin,
+            stdout,
+            stderr,
+        } = self.open()?;
         let session = match console {
             Some(console) => console.mirror().await.ok(),
             None => None,
@@ -88,23 +91,32 @@ impl Stdio {
 }
 
 impl Stdio {
-    /// Writes the output of a process. Without a standard error, both go to standard output.
-    pub(crate) async fn print(&self, stdout: &[u8], stderr: &str) {
-        let open = || {
-            let (out, err) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
-            Ok::<_, io::Error>((out, err))
+    /// Opens the streams. The other end of a FIFO waits until then.
+    pub(crate) fn open(&self) -> io::Result<OpenStdio> {
+        let stdin = match self.stdin.as_str() {
+            "" => None,
+            path => Some(
+                pipe::OpenOptions::new()
+                    .read_write(true)
+                    .open_receiver(path)
+                    .map_err(naming(path))?,
+            ),
         };
-        let (mut out, mut err) = match open() {
-            Ok(sinks) => sinks,
-            Err(error) => return debug!(%error, "the output of a process cannot be written"),
-        };
+        Ok(OpenStdio {
+            stdin,
+            stdout: Sink::open(&self.stdout)?,
+            stderr: Sink::open(&self.stderr)?,
+        })
+    }
+}
+
+impl OpenStdio {
+    /// Writes the output of a process, and closes its streams. Without a standard error, both go to standard output.
+    pub(crate) async fn print(mut self, stdout: &[u8], stderr: &str) {
+        let (out, err) = (&mut self.stdout, &mut self.stderr);
         let written = timeout(DRAIN, async {
             out.write(stdout).await?;
-            let err = if matches!(err, Sink::Nowhere) {
-                &mut out
-            } else {
-                &mut err
-            };
+            let err = if matches!(err, Sink::Nowhere) { out } else { err };
             err.write(stderr.as_bytes()).await
         });
         let _ = written.await;

@@ -9,7 +9,7 @@ const FAILED: u32 = 1;
 
 /// The output of a program, and its exit status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(in crate::pod) struct Answer {
     pub(super) exit_status: u32,
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: String,

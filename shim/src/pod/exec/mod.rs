@@ -6,11 +6,11 @@ mod program;
 
 use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
+use husk_monitor::monitor::{AgentHandle, VmHandle};
 use std::time::SystemTime;
-use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::sync::{oneshot, watch};
 
-use self::answer::answer;
+use self::answer::{Answer, answer};
 use self::program::{Program, program};
 use super::Pod;
 use super::command::TaskOutcome;
@@ -37,8 +37,8 @@ pub(super) struct ExecProcess {
     program: Program,
     stdio: Stdio,
     phase: watch::Sender<ContainerPhase>,
-    /// The task that answers, once it was started.
-    answering: Option<AbortHandle>,
+    /// Of a process that was started. Dropping it kills the process.
+    kill: Option<oneshot::Sender<()>>,
 }
 
 impl Pod {
@@ -66,7 +66,7 @@ impl Pod {
             program,
             stdio,
             phase,
-            answering: None,
+            kill: None,
         };
         container.execs.insert(exec_id.clone(), process);
         self.publisher.publish(&events::TaskExecAdded {
@@ -78,25 +78,39 @@ impl Pod {
     }
 
     pub(super) fn start_exec(&mut self, id: &str, exec_id: &str, reply: Reply<u32>) {
+        self.start_answered_exec(id, exec_id, reply, answer);
+    }
+
+    /// Starts a process whose output and exit status come from `answer`.
+    pub(super) fn start_answered_exec<A>(
+        &mut self,
+        id: &str,
+        exec_id: &str,
+        reply: Reply<u32>,
+        answer: impl FnOnce(Program, Option<(VmHandle, AgentHandle)>) -> A,
+    ) where
+        A: Future<Output = Answer> + Send + 'static,
+    {
+        let (kill, killed) = oneshot::channel::<()>();
         let found = self.find(id).and_then(|container| {
             let (pid, vm) = (container.pid, container.vm.as_ref());
             let vm = vm.map(|vm| (vm.handle.clone(), vm.agent.clone()));
             let process = container.exec(exec_id)?;
-            let created = process.phase.send_if_modified(|phase| {
-                let created = *phase == ContainerPhase::Created;
-                if created {
-                    *phase = ContainerPhase::Running { paused: false };
-                }
-                created
-            });
-            match created {
-                true => Ok((pid, process.program.clone(), process.stdio.clone(), vm)),
-                false => Err(TaskError::precondition(format!(
-                    "process {exec_id} was already started"
-                ))),
+            if *process.phase.borrow() != ContainerPhase::Created {
+                let text = format!("process {exec_id} was already started");
+                return Err(TaskError::precondition(text));
             }
+            // The other ends wait until the streams are open, even if the process is killed before it answers.
+            let streams = process.stdio.open();
+            let streams =
+                streams.map_err(|error| TaskError::invalid(format!("standard streams: {error}")))?;
+            process
+                .phase
+                .send_replace(ContainerPhase::Running { paused: false });
+            process.kill = Some(kill);
+            Ok((pid, streams, answer(process.program.clone(), vm)))
         });
-        let (pid, program, stdio, vm) = match found {
+        let (pid, streams, answer) = match found {
             Ok(found) => found,
             Err(error) => return drop(reply.send(Err(error))),
         };
@@ -108,23 +122,30 @@ impl Pod {
         });
         let _ = reply.send(Ok(pid));
         let (of, process) = (id.to_owned(), exec_id.to_owned());
-        let task = self.spawn_task(async move {
-            let answer = answer(program, vm).await;
-            stdio.print(&answer.stdout, &answer.stderr).await;
-            TaskOutcome::ExecEnded(of, process, answer.exit_status)
+        self.spawn_task(async move {
+            let answered = async move {
+                let answer = answer.await;
+                streams.print(&answer.stdout, &answer.stderr).await;
+                answer.exit_status
+            };
+            // Either way the streams are closed before the exit is recorded.
+            let status = tokio::select! {
+                status = answered => status,
+                _ = killed => signals::KILLED,
+            };
+            TaskOutcome::ExecEnded(of, process, status)
         });
-        if let Ok(process) = self.find(id).and_then(|container| container.exec(exec_id)) {
-            process.answering = Some(task);
-        }
     }
 
     /// Ends a process, whatever the signal: it has no handlers.
     pub(super) fn kill_exec(&mut self, id: &str, exec_id: &str) -> Result<(), TaskError> {
         let process = self.find(id)?.exec(exec_id)?;
-        if let Some(answering) = process.answering.take() {
-            answering.abort();
+        let phase = *process.phase.borrow();
+        match phase {
+            // The exit is recorded when the streams are closed.
+            ContainerPhase::Running { .. } => process.kill = None,
+            _ => self.exec_ended(id, exec_id, signals::KILLED),
         }
-        self.exec_ended(id, exec_id, signals::KILLED);
         Ok(())
     }
 

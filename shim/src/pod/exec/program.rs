@@ -9,7 +9,7 @@ const THAW_AFTER: Duration = Duration::from_secs(300);
 
 /// The task that a command line names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Program {
+pub(in crate::pod) enum Program {
     /// virt-probe: asks the guest's agent for a sign of life.
     Ping {
         limit: Duration,
