@@ -16,7 +16,7 @@ pub struct VmEnvironment {
     pub paths: PathPolicy,
     /// The pod's network. Without one, a VM with interfaces gets a namespace of its own.
     pub network: Option<PodNetwork>,
-    /// The cgroup of the VMM's process.
+    /// The cgroup and OOM score of the VMM's process.
     pub placement: CgroupPlacement,
 }
 

@@ -12,7 +12,7 @@ use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
 use husk_vmi::{VmPlan, Vmi};
 use husk_volumes::{PathPolicy, ScratchDir};
-use oci_spec::runtime::Spec;
+use oci_spec::runtime::{Process, Spec};
 use tokio::task::spawn_blocking;
 
 use super::container::{ContainerResources, ContainerVm};
@@ -197,6 +197,7 @@ impl VmBuilder {
             network,
             placement: CgroupPlacement {
                 cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
+                oom_score_adj: self.spec.process().as_ref().and_then(Process::oom_score_adj),
             },
         };
         Ok(PreparedVm {
@@ -264,4 +265,49 @@ pub(super) async fn enter_cgroup(
     drop(kept);
     resources.cgroup = Some(cgroup);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_vmm_has_the_oom_score_of_its_container() {
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "domain": {
+                    "memory": {"guest": "64Mi"},
+                    "devices": {
+                        "autoattachPodInterface": false,
+                        "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                    },
+                },
+                "volumes": [{"name": "root", "containerDisk": {"image": "debian"}}],
+            },
+        });
+        let spec = json!({
+            "ociVersion": "1.1.0",
+            "linux": {},
+            "process": {"cwd": "/", "user": {"uid": 0, "gid": 0}, "oomScoreAdj": 500},
+            "annotations": {"husk.io/vmi": vmi.to_string()},
+        });
+        let builder = VmBuilder {
+            bundle: "/nowhere".into(),
+            spec: serde_json::from_value::<Spec>(spec).unwrap().into(),
+            sandbox: None,
+            rootfs: Vec::new(),
+            volumes: BTreeMap::new(),
+            stdio: Stdio::default(),
+            uid: "uid".into(),
+        };
+        let planned = builder.plan(&annotated_vmi(&builder.spec).unwrap()).unwrap();
+        let mut resources = ContainerResources::default();
+        let prepared = builder.prepare(planned, &mut resources).await.unwrap();
+        assert_eq!(prepared.environment.placement.oom_score_adj, Some(500));
+    }
 }

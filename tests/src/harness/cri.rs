@@ -19,6 +19,8 @@ use api::runtime_service_client::RuntimeServiceClient;
 
 /// Maximum time of a call.
 const CALL: Duration = Duration::from_secs(180);
+/// OOM score of each container, as of a Burstable pod.
+pub const OOM_SCORE_ADJ: i64 = 500;
 /// containerd namespace of CRI's images.
 pub const NAMESPACE: &str = "k8s.io";
 
@@ -213,6 +215,7 @@ impl Cri {
                     resources: Some(api::LinuxContainerResources {
                         cpu_shares: 0,
                         memory_limit_in_bytes: container.memory,
+                        oom_score_adj: OOM_SCORE_ADJ,
                     }),
                     security_context: container.user.map(|user| {
                         let value = i64::from(user);
@@ -288,6 +291,7 @@ impl Cri {
             linux: Some(api::LinuxContainerResources {
                 cpu_shares: 0,
                 memory_limit_in_bytes: bytes,
+                oom_score_adj: OOM_SCORE_ADJ,
             }),
         };
         self.call(|mut client| async move { client.update_container_resources(request).await })?;

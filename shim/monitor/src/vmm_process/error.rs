@@ -16,6 +16,9 @@ pub enum SpawnError {
     /// The VMM's cgroup cannot be opened.
     #[error("the VMM's cgroup cannot be entered")]
     Cgroup(#[source] io::Error),
+    /// The VMM's oom_score_adj cannot be set.
+    #[error("the VMM's oom_score_adj cannot be set")]
+    OomScoreAdj(#[source] io::Error),
     /// The control sockets could not be created.
     #[error("could not create sockets for the VMM")]
     Sockets(#[from] io::Error),

@@ -65,6 +65,9 @@ impl VmmProcess {
         let mut command = command(program, control_theirs.into(), fd_channel_theirs, procs_file);
         let mut child = placement::in_new_pid_namespace(|| command.spawn())
             .map_err(|cause| program.not_started(cause))?;
+        placement
+            .set_oom_score_adj(child.id())
+            .map_err(SpawnError::OomScoreAdj)?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
         let client = VmmClient::new(connect(control)?);
         Ok(VmmProcess {

@@ -1,6 +1,6 @@
-//! The cgroup and PID namespace of a VMM.
+//! The cgroup, OOM score and PID namespace of a VMM.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -12,6 +12,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 pub struct CgroupPlacement {
     /// Directory of its cgroup (version 2). Without one, the VMM stays in the caller's.
     pub cgroup: Option<PathBuf>,
+    /// Its oom_score_adj. Without one, the VMM has the caller's.
+    pub oom_score_adj: Option<i32>,
 }
 
 /// The open cgroup.procs of a cgroup, to be written between fork and exec.
@@ -25,6 +27,14 @@ impl CgroupPlacement {
         };
         let procs = File::options().write(true).open(cgroup.join("cgroup.procs"))?;
         Ok(CgroupProcs(Some(procs.into())))
+    }
+
+    /// Sets the oom_score_adj of the VMM's process.
+    pub(super) fn set_oom_score_adj(&self, pid: Option<u32>) -> io::Result<()> {
+        match (self.oom_score_adj, pid) {
+            (Some(value), Some(pid)) => fs::write(format!("/proc/{pid}/oom_score_adj"), value.to_string()),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -157,6 +157,7 @@ fn it_enters_its_cgroup_and_where_there_is_none_it_does_not_start() {
     let program = script(dir.path(), "exit 0");
     let placement = CgroupPlacement {
         cgroup: Some(dir.path().to_owned()),
+        ..CgroupPlacement::default()
     };
     on_runtime(async {
         let error = VmmProcess::spawn(&program, &placement).unwrap_err();
@@ -170,4 +171,36 @@ fn it_enters_its_cgroup_and_where_there_is_none_it_does_not_start() {
             .unwrap();
         assert_eq!(fs::read_to_string(procs).unwrap(), "0");
     });
+}
+
+#[test]
+fn it_has_the_oom_score_it_is_given_or_the_callers() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = script(dir.path(), "sleep 60");
+    let score = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        text.trim().parse::<i32>().unwrap()
+    };
+    let own = score(process::id());
+    // A lower one needs privileges.
+    let higher = (own + 1).min(1000);
+    on_runtime(async {
+        for (oom_score_adj, wanted) in [(None, own), (Some(higher), higher)] {
+            let placement = CgroupPlacement {
+                oom_score_adj,
+                ..CgroupPlacement::default()
+            };
+            let mut vmm = VmmProcess::spawn(&program, &placement).unwrap();
+            assert_eq!(score(vmm.pid().unwrap()), wanted);
+            vmm.kill();
+            vmm.wait().await.unwrap();
+        }
+        let placement = CgroupPlacement {
+            oom_score_adj: Some(1001),
+            ..CgroupPlacement::default()
+        };
+        let error = VmmProcess::spawn(&program, &placement).unwrap_err();
+        assert_eq!(error.to_string(), "the VMM's oom_score_adj cannot be set");
+    });
+    assert_eq!(score(process::id()), own);
 }

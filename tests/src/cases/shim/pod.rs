@@ -7,7 +7,7 @@ use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::api::ContainerState;
-use crate::harness::cri::{Container, Cri, NAMESPACE, Pod};
+use crate::harness::cri::{Container, Cri, NAMESPACE, OOM_SCORE_ADJ, Pod};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
@@ -117,6 +117,12 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         Ok(())
     });
     ctx.part("stats", || stats(&cri, &pod, &id));
+    ctx.part("OOM score", || {
+        let vmm = std::fs::read_to_string(pod.cgroup.of(&id).join("cgroup.procs"))?;
+        let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", vmm.trim()))?;
+        ensure!(score.trim() == OOM_SCORE_ADJ.to_string(), "the VMM has {score}");
+        Ok(())
+    });
     ctx.part("logs", || {
         let log = std::fs::read_to_string(cri.logs("guest").join("compute.log"))?;
         expect_contains(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
