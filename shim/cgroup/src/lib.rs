@@ -195,16 +195,9 @@ impl Cgroup {
         self.scope.as_ref().and(self.path.parent())
     }
 
-    /// Kills all processes and removes the cgroup with its children. Waits at most one second, or as long as systemd
-    /// takes. Succeeds if the cgroup does not exist.
-    ///
-    /// # Errors
-    /// A process does not end.
-    pub fn remove(&self) -> Result<(), CgroupError> {
-        if self.path == self.hierarchy {
-            return Ok(());
-        }
-        if self.path.exists() {
+    /// Kills all processes. Does not wait for their end.
+    pub fn kill(&self) {
+        if self.path != self.hierarchy && self.path.exists() {
             // cgroup.kill exists since Linux 5.14. On older kernels only the VMM is left here, and it ends with its
             // monitor.
             let kill = fs::OpenOptions::new()
@@ -212,8 +205,35 @@ impl Cgroup {
                 .open(self.path.join("cgroup.kill"));
             let _ = kill.and_then(|mut kill| io::Write::write_all(&mut kill, b"1"));
         }
+    }
+
+    /// Kills all processes and removes the cgroup with its children. Waits at most one second, or as long as systemd
+    /// takes. Succeeds if the cgroup does not exist.
+    ///
+    /// # Errors
+    /// A process does not end.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        self.remove_by(&SystemdClient::default())
+    }
+
+    /// As [`Cgroup::remove`], but waits at most this long for systemd.
+    ///
+    /// # Errors
+    /// As for [`Cgroup::remove`].
+    pub fn remove_within(&self, systemd: Duration) -> Result<(), CgroupError> {
+        self.remove_by(&SystemdClient {
+            timeout: systemd,
+            ..SystemdClient::default()
+        })
+    }
+
+    fn remove_by(&self, systemd: &SystemdClient) -> Result<(), CgroupError> {
+        if self.path == self.hierarchy {
+            return Ok(());
+        }
+        self.kill();
         let stopped = match &self.scope {
-            Some(scope) => SystemdClient::default().stop(&scope.unit),
+            Some(scope) => systemd.stop(&scope.unit),
             None => Ok(()),
         };
         let mut tries = 0;

@@ -1,3 +1,6 @@
+use std::os::unix::net::UnixListener;
+use std::time::Instant;
+
 use oci_spec::runtime::LinuxResources;
 
 use super::*;
@@ -123,4 +126,19 @@ fn oom_kills_of_a_removed_scope_come_from_its_slice() {
     assert_eq!(cgroup.oom_kills(), 0);
     fs::write(slice.join("memory.events"), "oom_kill 4\n").unwrap();
     assert_eq!(cgroup.oom_kills(), 1);
+}
+
+#[test]
+fn a_scope_is_removed_even_if_systemd_does_not_answer_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let systemd = SystemdClient {
+        bus: dir.path().join("bus"),
+        timeout: Duration::from_millis(100),
+    };
+    let _silent = UnixListener::bind(&systemd.bus).unwrap();
+    let cgroup = Cgroup::from_cgroups_path(dir.path(), "a-b.slice:c:d").unwrap();
+    fs::create_dir_all(cgroup.path()).unwrap();
+    let begun = Instant::now();
+    cgroup.remove_by(&systemd).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5) && !cgroup.path().exists());
 }
