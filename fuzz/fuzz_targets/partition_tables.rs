@@ -180,6 +180,10 @@ fuzz_target!(|input: Input| {
     disk[START..START + FILESYSTEM.len()].copy_from_slice(&FILESYSTEM);
     if let Some(partitions) = &input.mbr {
         record(&mut disk, 0, partitions, 0);
+    } else if input.primary.is_some() || input.backup.is_some() {
+        // A GPT without a protective entry is ignored.
+        disk[446 + 4] = 0xee;
+        disk[510..512].copy_from_slice(&[0x55, 0xaa]);
     }
     for (at, partitions) in input.records.iter().take(40) {
         let at = 16 + usize::from(*at) % 64;

@@ -377,3 +377,26 @@ fn the_backup_gpt_is_used_with_a_note() {
     disk[1024 + 40] ^= 1;
     assert_eq!(find(disk).unwrap().notes.len(), 2);
 }
+
+#[test]
+fn a_gpt_without_a_protective_mbr_is_ignored() {
+    let tree = |kernel| ext4(&[("/k", kernel), ("/boot/grub/grub.cfg", b"linux /k x")]);
+    // The backup GPT stays at the end when another image is written over the start of the disk.
+    let mut old = gpt(&[(LINUX, tree(b"old")), (LINUX, vec![0; 16 << 20])]);
+    old[..34 * 512].fill(0);
+    let new = tree(b"new");
+    let mut mbr = old.clone();
+    mbr_entry(&mut mbr, 0, 0, 0x83, 36_864, (new.len() / 512) as u32);
+    mbr[36_864 * 512..][..new.len()].copy_from_slice(&new);
+    let mut whole = old;
+    whole[..new.len()].copy_from_slice(&new);
+    for (disk, source) in [(mbr, "partition 1 (ext4)"), (whole, "whole disk (ext4)")] {
+        let entry = find(disk).unwrap();
+        assert_eq!(read(entry.kernel()), b"new", "{source}");
+        assert_eq!(
+            entry.source,
+            format!("{source}, /boot/grub/grub.cfg, its commands")
+        );
+        assert_eq!(entry.notes, [""; 0]);
+    }
+}

@@ -120,10 +120,11 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_with_magic_numbers(mut disk in prop::collection::vec(any::<u8>(), 0..70_000), magics in any::<u8>()) {
-        let plants: [(usize, &[u8]); 8] = [
+    fn random_bytes_with_magic_numbers(mut disk in prop::collection::vec(any::<u8>(), 0..70_000), magics in any::<u16>()) {
+        let plants: [(usize, &[u8]); 9] = [
             (0x438, &[0x53, 0xef]),
             (510, &[0x55, 0xaa]),
+            (450, &[0xee]),
             (512, b"EFI PART\0\0\x01\0\x5c\0\0\0"),
             (0x36, b"FAT16   "),
             (0x52, b"FAT32   "),
