@@ -194,6 +194,9 @@ fn a_configuration_finds_other_partitions_by_uuid_label_and_file() {
         ),
         format!("search.fs_uuid {ROOT_UUID} root hd0,gpt3"),
         "search -l --set system".to_owned(),
+        format!("search --fs-uuid {ROOT_UUID} --set dev --no-floppy\nset root=$dev"),
+        format!("search --fs-uuid --set dev --hint-bios hd0 {ROOT_UUID}\nset root=$dev"),
+        format!("search -u -s --no-floppy {ROOT_UUID}"),
         "search --file /etc/here --set=dev\nset root=$dev".to_owned(),
         "set root=(hd0,gpt3)".to_owned(),
     ] {

@@ -162,28 +162,40 @@ impl Interpreter<'_> {
     fn search(&mut self, command: &str, args: &[String]) -> Result<bool, ScriptError> {
         let (mut by, mut variable) = (command.strip_prefix("search.").unwrap_or("file"), None);
         let dotted = command.contains('.');
-        let mut plain = Vec::new();
-        let mut args = args.iter();
+        let (mut set, mut plain) = (None, Vec::new());
+        let mut args = args.iter().peekable();
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "-u" | "--fs-uuid" => by = "fs_uuid",
                 "-l" | "--label" | "--fs-label" => by = "fs_label",
                 "-f" | "--file" => by = "file",
-                "-s" | "--set" => variable = Some("root".to_owned()),
+                "-s" | "--set" => {
+                    let next = args.next_if(|next| next.len() < 2 || !next.starts_with('-'));
+                    set = next.map(String::as_str);
+                    variable = set.or(Some("root"));
+                }
                 "-h" | "--hint" => drop(args.next()),
-                other if other.starts_with("--set=") => variable = Some(other["--set=".len()..].to_owned()),
+                other if other.starts_with("--set=") => {
+                    set = Some(&other["--set=".len()..]);
+                    variable = set;
+                }
+                other if other.starts_with("--hint-") && !other.contains('=') => drop(args.next()),
                 other if other.starts_with('-') => {}
                 other => plain.push(other),
             }
         }
-        // `search.fs_uuid UUID root`; with `--set root UUID`, as old configurations have it, the UUID is last.
-        let wanted = if dotted { plain.first() } else { plain.last() };
-        let Some(wanted) = wanted else {
-            return Ok(false);
-        };
         if dotted {
-            variable = plain.get(1).map(|v| (*v).to_owned());
+            variable = plain.get(1).copied();
         }
+        // As GRUB: if `--set` has taken the only name, that is what to look for.
+        let wanted = match (plain.first(), set) {
+            (Some(wanted), _) => *wanted,
+            (None, Some(only)) => {
+                variable = Some("root");
+                only
+            }
+            (None, None) => return Ok(false),
+        };
         let found = match by {
             "fs_uuid" => self.disk.by_uuid(wanted),
             "fs_label" => self.disk.by_label(wanted),
@@ -192,7 +204,7 @@ impl Interpreter<'_> {
         match found {
             Some(volume) => {
                 if let Some(variable) = variable {
-                    self.set(&variable, self.disk.device(volume))?;
+                    self.set(variable, self.disk.device(volume))?;
                 }
                 Ok(true)
             }
