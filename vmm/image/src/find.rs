@@ -173,6 +173,11 @@ fn select_bls_entry(disk: &PartitionedDisk, dirs: &[FileRef]) -> Result<Selected
     }
     // Stable, and each directory's are sorted already.
     entries.sort_by(|(a, _), (b, _)| bls::order(a, b));
+    // systemd-boot drops entries without a kernel, such as those that an interrupted upgrade leaves.
+    let (bootable, rest): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(entry, dir)| {
+        grub::bls_path(disk, dir.volume, &entry.linux).is_some_and(|file| disk.is_file(&file))
+    });
+    let entries = if bootable.is_empty() { rest } else { bootable };
     let loader = (0..disk.partitions.len()).find_map(|volume| {
         disk.text(&FileRef {
             volume,

@@ -281,6 +281,32 @@ fn systemd_boot_entries_on_the_esp_win_over_a_left_over_grub() {
 }
 
 #[test]
+fn a_boot_loader_entry_without_its_kernel_does_not_hide_others() {
+    let disk = |kernels: &[&str]| {
+        let mut tree: Vec<(&str, &[u8])> = vec![
+            ("/loader/loader.conf", b"default b*\n"),
+            ("/loader/entries/a.conf", b"title a\nlinux /a\n"),
+            ("/loader/entries/b-1.conf", b"title b-1\nlinux /b-1\n"),
+            ("/loader/entries/b-2.conf", b"title b-2\nlinux /b-2\n"),
+        ];
+        tree.extend(kernels.iter().map(|path| (*path, b"kernel" as &[u8])));
+        fat(4, &tree)
+    };
+    for (kernels, title) in [
+        (&["/a", "/b-1", "/b-2"][..], "b-2"),
+        (&["/a", "/b-1"], "b-1"),
+        (&["/a"], "a"),
+    ] {
+        assert_eq!(find(disk(kernels)).unwrap().title, title);
+    }
+    let error = find(disk(&[])).unwrap_err().to_string();
+    assert!(
+        error.contains("entry 'b-2': kernel /b-2 on whole disk (vfat): not found"),
+        "{error}"
+    );
+}
+
+#[test]
 fn every_ext_and_fat_flavour_is_read() {
     let config = b"set default=0\nmenuentry one {\nlinux /boot/k a\ninitrd /boot/i\n}\n";
     let tree: Tree<'_> = &[

@@ -152,22 +152,28 @@ fn select_bls_entry(
     })
 }
 
-/// Finds a file of a BLS entry: on its filesystem, or below /boot if that is not a separate filesystem.
+/// Finds a file of a BLS entry.
 pub(crate) fn bls_file(
     disk: &PartitionedDisk,
     volume: usize,
     path: &str,
     what: &str,
 ) -> Result<FileRef, String> {
-    let direct = crate::volume::normalise(path).map(|path| FileRef { volume, path });
-    let direct = direct.ok_or_else(|| format!("{what}: no such path"))?;
+    let file = bls_path(disk, volume, path).ok_or_else(|| format!("{what}: no such path"))?;
+    find_file(disk, &file, what)
+}
+
+/// Path of a file of a BLS entry: on its filesystem, or below /boot if that is not a separate filesystem.
+pub(crate) fn bls_path(disk: &PartitionedDisk, volume: usize, path: &str) -> Option<FileRef> {
+    let path = crate::volume::normalise(path)?;
+    let direct = FileRef { volume, path };
     let below = FileRef {
         volume,
         path: format!("/boot{}", direct.path),
     };
     match disk.is_file(&direct) || !disk.is_file(&below) {
-        true => find_file(disk, &direct, what),
-        false => find_file(disk, &below, what),
+        true => Some(direct),
+        false => Some(below),
     }
 }
 
