@@ -220,6 +220,28 @@ fn a_configuration_finds_other_partitions_by_uuid_label_and_file() {
 }
 
 #[test]
+fn an_exclamation_mark_negates_a_command() {
+    for (condition, holds) in [
+        ("! true", false),
+        ("! false", true),
+        ("! ! true", true),
+        ("! search --file /gone --set=x", true),
+        ("! [ -f /k ]", false),
+        ("! f", true),
+        ("$not true", false),
+        ("!", false),
+    ] {
+        let config = format!(
+            "function f {{ false; }}\nset not=!\nif {condition}; then set word=yes; else set word=no; fi\nlinux /k $word"
+        );
+        let disk = fat(1, &[("/grub/grub.cfg", config.as_bytes()), ("/k", b"k")]);
+        let word = if holds { "yes" } else { "no" };
+        let entry = find(disk).unwrap();
+        assert_eq!(entry.command_line, format!("BOOT_IMAGE=/k {word}"), "{condition}");
+    }
+}
+
+#[test]
 fn a_suse_image_on_an_mbr_disk_boots() {
     let config = include_str!("configs/suse.cfg")
         .replace("@UUID@", ROOT_UUID)

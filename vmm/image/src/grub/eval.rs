@@ -290,9 +290,17 @@ impl<'a> Interpreter<'a> {
     /// Expands the words and calls the function or command they name.
     fn simple(&mut self, words: &[Word], block: Option<&Block>) -> Result<bool, ScriptError> {
         let words = self.expand(words)?;
-        let Some((name, args)) = words.split_first() else {
-            return Ok(true);
+        let negations = words.iter().take_while(|word| *word == "!").count();
+        let negate = negations % 2 == 1;
+        let Some((name, args)) = words[negations..].split_first() else {
+            return Ok(negations == 0);
         };
+        let value = self.call(name, args, block)?;
+        Ok(value != negate)
+    }
+
+    /// Calls a function or command.
+    fn call(&mut self, name: &str, args: &[String], block: Option<&Block>) -> Result<bool, ScriptError> {
         let Some(body) = self.functions.get(name).cloned() else {
             return self.command(name, args, block);
         };
