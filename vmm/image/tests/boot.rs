@@ -242,6 +242,16 @@ fn an_exclamation_mark_negates_a_command() {
 }
 
 #[test]
+fn kernel_arguments_are_escaped_as_in_grub() {
+    let config = br#"menuentry a { linux /k a\\x2db 'c\d' \\x2 'e f' }"#;
+    let disk = fat(1, &[("/grub/grub.cfg", config), ("/k", b"k")]);
+    assert_eq!(
+        find(disk).unwrap().command_line,
+        r#"BOOT_IMAGE=/k a\x2db c\\d \\x2 "e f""#
+    );
+}
+
+#[test]
 fn a_suse_image_on_an_mbr_disk_boots() {
     let config = include_str!("configs/suse.cfg")
         .replace("@UUID@", ROOT_UUID)

@@ -187,8 +187,8 @@ fn command_line(path: &str, args: &[String]) -> String {
         if quote {
             line.push('"');
         }
-        for c in arg.chars() {
-            if matches!(c, '\\' | '\'' | '"') {
+        for (at, c) in arg.char_indices() {
+            if matches!(c, '\\' | '\'' | '"') && !is_hex_escape(&arg[at..]) {
                 line.push('\\');
             }
             line.push(c);
@@ -198,4 +198,10 @@ fn command_line(path: &str, args: &[String]) -> String {
         }
     }
     line
+}
+
+/// True if `text` starts with `\xHH`, which GRUB copies as it is.
+fn is_hex_escape(text: &str) -> bool {
+    let digits = text.strip_prefix("\\x").and_then(|rest| rest.as_bytes().get(..2));
+    digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
 }
