@@ -206,3 +206,60 @@ fn a_journal_that_cannot_be_replayed_is_skipped_with_a_note() {
         ]
     );
 }
+
+#[test]
+fn a_journal_may_hold_the_growth_of_its_filesystem() {
+    let image = Image::new(&["-t", "ext4", "-O", "^metadata_csum"], 1024);
+    let blocks = || -> Vec<Vec<u8>> {
+        let bytes = fs::read(image.path()).unwrap();
+        bytes.chunks(1024).map(<[u8]>::to_vec).collect()
+    };
+    let mut old = blocks();
+    let old_count = old.len();
+    run("/sbin/resize2fs", &[&image.path(), "32M"]);
+    let grown = blocks();
+    old.resize(grown.len(), vec![0; 1024]);
+    let changed: Vec<usize> = (0..grown.len())
+        .filter(|&block| old[block] != grown[block])
+        .collect();
+    assert!(changed.contains(&1) && changed.iter().any(|&block| block >= old_count));
+    let mut commands = "jo\n".to_owned();
+    // debugfs marks no last tag in a descriptor that is full: smaller transactions.
+    for (number, part) in changed.chunks(64).enumerate() {
+        let list: Vec<String> = part.iter().map(ToString::to_string).collect();
+        let heads: Vec<&[u8]> = part.iter().map(|&block| grown[block].as_slice()).collect();
+        let data = image.data(&number.to_string(), 0, &heads);
+        commands += &format!("jw -b {} {data}\n", list.join(","));
+    }
+    let after = image.data("after", b'1', &[b""]);
+    image.debugfs(&format!("{commands}jw -b {} {after}\njc\n", image.blocks[0]));
+    // debugfs journals no block past the filesystem's end, so it shrinks only now to what it was.
+    let mut bytes = fs::read(image.path()).unwrap();
+    for &block in &changed {
+        bytes[block * 1024..][..1024].copy_from_slice(&old[block]);
+    }
+    // Its superblock says that the journal needs recovery.
+    bytes[1024 + 0x60] |= 4;
+    fs::write(image.path(), bytes).unwrap();
+    assert_eq!(fills(&image.kernel(), 1024), b"1oo");
+}
+
+#[test]
+fn a_journal_with_a_malformed_descriptor_is_replayed_up_to_it_with_a_note() {
+    let image = Image::new(&["-t", "ext4", "-O", "^metadata_csum"], 1024);
+    let [a, b, _] = image.blocks[..] else { panic!() };
+    let (first, second) = (image.data("1", b'1', &[b""]), image.data("2", b'2', &[b""]));
+    image.debugfs(&format!("jo\njw -b {a} {first}\njw -b {b} {second}\njc\n"));
+    let mut bytes = fs::read(image.path()).unwrap();
+    // The second transaction begins in block 4 of the journal; its only tag now names the first block past the end.
+    let journal: usize = image.debugfs("bmap <8> 0\n").trim().parse().unwrap();
+    bytes[(journal + 4) * 1024 + 12..][..4].copy_from_slice(&16_384u32.to_be_bytes());
+    let entry = find(bytes).unwrap();
+    assert_eq!(fills(&read(entry.kernel()), 1024), b"1oo");
+    assert_eq!(
+        entry.notes,
+        [
+            "whole disk (ext4): its journal was replayed up to a malformed descriptor only, so its last changes may be missing"
+        ]
+    );
+}

@@ -44,6 +44,8 @@ struct JournalCopy {
 pub(crate) struct JournalOverlay {
     block_size: u64,
     copies: BTreeMap<u64, JournalCopy>,
+    /// The log ends at a malformed descriptor: transactions after it are not in `copies`.
+    pub(crate) ends_early: bool,
 }
 
 impl JournalOverlay {
@@ -54,6 +56,7 @@ impl JournalOverlay {
         Ok(Self {
             block_size: fs.block_size,
             copies: log.copies,
+            ends_early: log.ends_early,
         })
     }
 
@@ -99,6 +102,7 @@ struct Journal<'a> {
     start: u32,
     sequence: u32,
     copies: BTreeMap<u64, JournalCopy>,
+    ends_early: bool,
 }
 
 impl<'a> Journal<'a> {
@@ -115,6 +119,7 @@ impl<'a> Journal<'a> {
             start: 0,
             sequence: 0,
             copies: BTreeMap::new(),
+            ends_early: false,
         };
         let inode = journal_inode(extent, fs).ok_or("the journal's inode cannot be read")?;
         const EXTENTS_FLAG: u32 = 0x8_0000;
@@ -203,7 +208,10 @@ impl<'a> Journal<'a> {
             let mut used = 1;
             match be32(&block, 4) {
                 DESCRIPTOR if self.block_checksum_ok(&block) => {
-                    let Some(tags) = self.tags(&block) else { break };
+                    let Some(tags) = self.tags(&block) else {
+                        self.ends_early = true;
+                        break;
+                    };
                     for (target, escaped) in tags {
                         let data = self
                             .file_block(self.next(at, used))
@@ -259,7 +267,8 @@ impl<'a> Journal<'a> {
             let flags = if v3 { be32(tag, 4) } else { be32(tag, 4) & 0xffff };
             let high = if wide { be32(tag, 8) } else { 0 };
             let target = u64::from(be32(tag, 0)) | u64::from(high) << 32;
-            if target >= self.fs_blocks {
+            // Not the filesystem's size: the journal may hold its growth.
+            if target >= self.extent.len() / self.block_size {
                 return None;
             }
             tags.push((target, flags & TAG_ESCAPED != 0));

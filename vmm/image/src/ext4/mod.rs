@@ -41,6 +41,12 @@ impl Ext4Volume {
         } else {
             JournalOverlay::default()
         };
+        if journal.ends_early {
+            note = Some(
+                "its journal was replayed up to a malformed descriptor only, so its last changes may be missing"
+                    .to_owned(),
+            );
+        }
         let reader = Reader::new(extent, journal)?;
         let fs = Ext4::load(Box::new(reader)).map_err(failed)?;
         let uuid = fs.uuid().to_string();
