@@ -107,7 +107,10 @@ fn lz4(payload: &[u8], out: &mut [u8]) -> Option<()> {
         }
     };
     let done = thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        // Where no thread can be made, as at the limit of processes, those there are do the work.
+        let helpers: Vec<_> = (1..threads)
+            .map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
         let mine = work();
         helpers.into_iter().all(|h| h.join().unwrap_or(false)) && mine
     });
@@ -172,6 +175,24 @@ pub(super) mod tests {
             // LZ4's frame has no checksum.
             assert!(unpacked.is_none() || format == Some(Format::Lz4), "{format:?}");
         }
+    }
+
+    #[test]
+    fn bytes_are_unpacked_without_threads() {
+        let test = concat!(module_path!(), "::packed_bytes_are_unpacked");
+        let (_crate, test) = test.split_once("::").unwrap();
+        // No thread has room for a stack of this size.
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--test-threads=1"])
+            .env("RUST_MIN_STACK", (1usize << 62).to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
     #[test]

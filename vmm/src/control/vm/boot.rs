@@ -36,7 +36,7 @@ impl Vm {
                 let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
                 let _ = done.send(Message::Loaded(result.unwrap_or_else(|_| {
                     Err(BootError::NoBootableDisk(
-                        "internal error while reading the disk".into(),
+                        "internal error while loading the kernel".into(),
                     ))
                 })));
             })
