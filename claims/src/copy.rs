@@ -1,9 +1,9 @@
-//! Copies a sparse file: by reflink where the file system has it, else its data without its holes.
+//! Copies the data of a sparse file without its holes.
 
 use std::fs::File;
 use std::io;
 
-use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
+use rustix::fs::{SeekFrom, copy_file_range, seek};
 use rustix::io::Errno;
 
 /// Bytes of one copy_file_range(2), after which progress is reported.
@@ -12,10 +12,6 @@ const STEP: u64 = 64 << 20;
 /// Copies `from` to the empty file `to`. Calls `progress` with bytes copied, holes included.
 pub(crate) fn copy(from: &File, to: &File, progress: &dyn Fn(u64)) -> io::Result<()> {
     let size = from.metadata()?.len();
-    if ioctl_ficlone(to, from).is_ok() {
-        progress(size);
-        return Ok(());
-    }
     to.set_len(size)?;
     let mut offset = 0;
     while let Some(begin) = data_after(from, offset)? {

@@ -137,22 +137,39 @@ impl ClaimStore {
             });
         }
         self.add(new, |image| {
-            let space = fstatvfs(image).map_err(ClaimError::io(&self.path))?;
-            let free = space
-                .f_bavail
-                .saturating_mul(space.f_frsize)
-                .saturating_sub(RESERVE);
-            if from.allocated > free {
-                return Err(ClaimError::NoSpace {
-                    path: self.path.clone(),
-                    needed: from.allocated,
-                    free,
-                });
-            }
             image.set_len(0).map_err(ClaimError::io(&self.path))?;
-            copy::copy(&file, image, &|done| progress(done, from.size)).map_err(ClaimError::io(&path))?;
+            let progress = |done| progress(done, from.size);
+            self.fill(&file, image, from.allocated, husk_volumes::reflink, &progress)?;
             image.set_len(size).map_err(ClaimError::io(&path))
         })
+    }
+
+    /// Fills the empty file `to` by `reflink`, which takes no space, or else by a copy of `allocated` bytes.
+    fn fill(
+        &self,
+        from: &File,
+        to: &File,
+        allocated: u64,
+        reflink: impl FnOnce(&File, &File) -> io::Result<()>,
+        progress: &dyn Fn(u64),
+    ) -> Result<(), ClaimError> {
+        if reflink(from, to).is_ok() {
+            progress(from.metadata().map_err(ClaimError::io(&self.path))?.len());
+            return Ok(());
+        }
+        let space = fstatvfs(to).map_err(ClaimError::io(&self.path))?;
+        let free = space
+            .f_bavail
+            .saturating_mul(space.f_frsize)
+            .saturating_sub(RESERVE);
+        if allocated > free {
+            return Err(ClaimError::NoSpace {
+                path: self.path.clone(),
+                needed: allocated,
+                free,
+            });
+        }
+        copy::copy(from, to, progress).map_err(ClaimError::io(&self.path))
     }
 
     /// Adds a claim whose image `fill` completes.

@@ -148,6 +148,35 @@ fn volume_of_a_vm_is_neither_removed_nor_copied() {
 }
 
 #[test]
+fn a_copy_needs_space_only_where_there_are_no_reflinks() {
+    let (_home, store) = store();
+    for name in ["from", "to"] {
+        store.create(&new(name, MIB)).unwrap();
+    }
+    let open = |name| {
+        let path = store.image("default", name);
+        File::options().read(true).write(true).open(path).unwrap()
+    };
+    let (from, to) = (open("from"), open("to"));
+    from.write_all_at(b"data", 0).unwrap();
+    let fill = |allocated, works: bool| {
+        let reflink = |_: &File, _: &File| match works {
+            true => Ok(()),
+            false => Err(Errno::OPNOTSUPP.into()),
+        };
+        store.fill(&from, &to, allocated, reflink, &|_| {})
+    };
+    fill(u64::MAX, true).unwrap();
+    assert!(matches!(fill(u64::MAX, false), Err(ClaimError::NoSpace { .. })));
+    let mut copied = [0; 4];
+    to.read_exact_at(&mut copied, 0).unwrap();
+    assert_eq!(copied, [0; 4]);
+    fill(4096, false).unwrap();
+    to.read_exact_at(&mut copied, 0).unwrap();
+    assert_eq!(&copied, b"data");
+}
+
+#[test]
 fn damaged_claim_costs_itself_only() {
     let (_home, store) = store();
     store.create(&new("good", MIB)).unwrap();
