@@ -1,5 +1,8 @@
 //! PersistentVolumeClaims: each is made as an empty volume, and grows.
 
+use std::collections::BTreeMap;
+use std::iter::successors;
+
 use husk_claims::{ClaimError, NewClaim};
 use husk_vmi::objects::PersistentVolumeClaim;
 
@@ -26,16 +29,44 @@ pub(super) fn fault(machine: &Machine, claim: &PersistentVolumeClaim) -> Option<
     })
 }
 
-/// Makes a claim, or grows it to what the manifest asks for.
-pub(super) fn apply(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+/// The claims in the order to make them: a copy comes after its source.
+pub(super) fn ordered<'a>(
+    mut claims: Vec<(&'a str, &'a PersistentVolumeClaim)>,
+) -> Vec<(&'a str, &'a PersistentVolumeClaim)> {
+    let key = |claim: &'a PersistentVolumeClaim| (&*claim.metadata.namespace, &*claim.metadata.name);
+    let sources: BTreeMap<_, _> = claims
+        .iter()
+        .filter_map(|(_, claim)| Some((key(claim), (key(claim).0, claim.spec.data_source.as_deref()?))))
+        .collect();
+    // The sources of a claim may be a circle.
+    let most = claims.len() + 1;
+    claims.sort_by_cached_key(|(_, claim)| {
+        let chain = successors(Some(key(claim)), |claim| sources.get(claim).copied());
+        chain.take(most).count()
+    });
+    claims
+}
+
+/// Makes a claim, or grows it to what the manifest asks for. `prefix` is in front of its errors.
+pub(super) fn apply(machine: &Machine, prefix: &str, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+    let name = match claim.metadata.namespace.as_str() {
+        "default" => claim.metadata.name.clone(),
+        namespace => format!("{namespace}/{}", claim.metadata.name),
+    };
+    let outcome =
+        make(machine, claim).map_err(Failure::at(format!("{prefix}persistentvolumeclaim/{name}")))?;
+    output::print(&format!("persistentvolumeclaim/{name} {outcome}\n"))
+}
+
+fn make(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<&'static str, ClaimError> {
     let (namespace, name) = (&claim.metadata.namespace, &claim.metadata.name);
-    let outcome = match machine.claims.get(namespace, name) {
+    match machine.claims.get(namespace, name) {
         Ok(stored) => match claim.spec.size {
             Some(size) if size > stored.size => {
                 machine.claims.resize(namespace, name, size)?;
-                "configured"
+                Ok("configured")
             }
-            _ => "unchanged",
+            _ => Ok("unchanged"),
         },
         Err(ClaimError::Unknown(_)) => {
             let new = NewClaim::of(&claim.metadata, &claim.spec, 0);
@@ -43,13 +74,8 @@ pub(super) fn apply(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<
                 None => machine.claims.create(&new)?,
                 Some(source) => machine.claims.copy((namespace, source), &new, &|_, _| {})?,
             }
-            "created"
+            Ok("created")
         }
-        Err(error) => return Err(error.into()),
-    };
-    let namespace = match namespace.as_str() {
-        "default" => String::new(),
-        namespace => format!("{namespace}/"),
-    };
-    output::print(&format!("persistentvolumeclaim/{namespace}{name} {outcome}\n"))
+        Err(error) => Err(error),
+    }
 }

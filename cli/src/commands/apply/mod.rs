@@ -65,9 +65,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let systemd = systemd_for(&given)?;
     finish_deletions(&machine, systemd)?;
     check(&machine, &given, &vms)?;
-    for claim in given.iter().filter_map(claim) {
-        claims::apply(&machine, claim)?;
-    }
+    apply_claims(&machine, &given)?;
     if let Some(systemd) = systemd {
         machines::mark_starts(&machine, systemd, &given)?;
     }
@@ -347,6 +345,17 @@ fn added_to(object: &Object, expanded: &ExpandedVm) -> usize {
     size(&expanded.manifest).saturating_sub(size(&object.value))
 }
 
+/// Makes and changes the claims.
+fn apply_claims(machine: &Machine, given: &[Given]) -> Result<(), Failure> {
+    let claims = given
+        .iter()
+        .filter_map(|given| Some((given.prefix.as_str(), claim(given)?)));
+    for (prefix, claim) in claims::ordered(claims.collect()) {
+        claims::apply(machine, prefix, claim)?;
+    }
+    Ok(())
+}
+
 /// Stores the objects: what VMs need comes before them.
 fn apply_objects(machine: &Machine, given: &[Given]) -> Result<Vec<Applied>, Failure> {
     let mut all = Vec::new();
@@ -394,6 +403,22 @@ mod tests {
         given.collect()
     }
 
+    fn claim_manifest(name: &str, source: Option<&str>) -> Value {
+        let mut claim = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Mi"}},
+            },
+        });
+        if let Some(name) = source {
+            claim["spec"]["dataSource"] = json!({"kind": "PersistentVolumeClaim", "name": name});
+        }
+        claim
+    }
+
     fn data_volume(name: &str) -> Value {
         json!({
             "apiVersion": "cdi.kubevirt.io/v1beta1",
@@ -439,6 +464,29 @@ mod tests {
         };
         let started = start(&args, machine, systemd.install(), runtime, &applied, &vms);
         (started, FakeSystemd::changes())
+    }
+
+    #[test]
+    fn copies_of_claims_come_after_their_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let claim = claim_manifest;
+        let objects = [
+            claim("second", Some("first")),
+            claim("first", Some("source")),
+            claim("source", None),
+        ];
+        apply_claims(&machine, &given(&objects)).unwrap();
+        assert_eq!(machine.claims.list().unwrap().len(), 3);
+
+        for source in ["none", "circle", "copy"] {
+            let objects = [claim("copy", Some(source)), claim("circle", Some("copy"))];
+            let Err(Failure::Runtime(text)) = apply_claims(&machine, &given(&objects)) else {
+                panic!("{source} was copied");
+            };
+            let expected = format!("vm.yaml: persistentvolumeclaim/copy: no volume {source}: ");
+            assert!(text.starts_with(&expected), "{text}");
+        }
     }
 
     #[test]
