@@ -118,8 +118,34 @@ pub(crate) fn parse(text: &str, namespace: &str, name: &str) -> Result<Persisten
 
 /// The manifest of a claim that has grown: all other fields stay as they are.
 pub(crate) fn grown(text: &str, size: u64) -> Result<String, String> {
+    edited(text, |object| {
+        let requested = object.pointer_mut("/spec/resources/requests/storage");
+        *requested.ok_or("it has no spec.resources.requests.storage")? = json!(size.to_string());
+        Ok(())
+    })
+}
+
+/// The manifest of a claim with other labels and annotations.
+pub(crate) fn relabelled(
+    text: &str,
+    labels: &BTreeMap<String, String>,
+    annotations: &BTreeMap<String, String>,
+) -> Result<String, String> {
+    edited(text, |object| {
+        let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+        let metadata = metadata.ok_or("it has no metadata")?;
+        for (field, map) in [("labels", labels), ("annotations", annotations)] {
+            metadata.remove(field);
+            if !map.is_empty() {
+                metadata.insert(field.to_owned(), json!(map));
+            }
+        }
+        Ok(())
+    })
+}
+
+fn edited(text: &str, edit: impl FnOnce(&mut Value) -> Result<(), String>) -> Result<String, String> {
     let mut object: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    let requested = object.pointer_mut("/spec/resources/requests/storage");
-    *requested.ok_or("it has no spec.resources.requests.storage")? = json!(size.to_string());
+    edit(&mut object)?;
     serde_saphyr::to_string(&object).map_err(|error| error.to_string())
 }

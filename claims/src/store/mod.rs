@@ -1,5 +1,6 @@
 //! The store's directory.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -223,9 +224,7 @@ impl ClaimStore {
     pub fn resize(&self, namespace: &str, name: &str, size: u64) -> Result<u64, ClaimError> {
         let size = in_mib(size);
         let directory = self.claim(namespace, name);
-        self.get(namespace, name)?;
-        let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
+        let _lock = self.lock(namespace, name)?;
         let image = directory.join(IMAGE);
         let file = OpenOptions::new()
             .write(true)
@@ -246,6 +245,32 @@ impl ClaimStore {
         let text = fs::read_to_string(&manifest).map_err(ClaimError::io(&manifest))?;
         self.write(&manifest, claim::grown(&text, size))?;
         Ok(size)
+    }
+
+    /// Replaces the labels and annotations of a claim.
+    ///
+    /// # Errors
+    /// The volume does not exist, or the store cannot be written.
+    pub fn relabel(
+        &self,
+        namespace: &str,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), ClaimError> {
+        let _lock = self.lock(namespace, name)?;
+        let manifest = self.claim(namespace, name).join(MANIFEST);
+        let text = fs::read_to_string(&manifest).map_err(ClaimError::io(&manifest))?;
+        self.write(&manifest, claim::relabelled(&text, labels, annotations))
+    }
+
+    /// Locks a claim that is to change.
+    fn lock(&self, namespace: &str, name: &str) -> Result<File, ClaimError> {
+        let directory = self.claim(namespace, name);
+        self.get(namespace, name)?;
+        let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
+        Ok(lock)
     }
 
     /// Removes a volume and its data.

@@ -1,4 +1,4 @@
-//! PersistentVolumeClaims: each is made as an empty volume, and grows.
+//! PersistentVolumeClaims: each is made as an empty volume or a copy, and grows.
 
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -47,7 +47,8 @@ pub(super) fn ordered<'a>(
     claims
 }
 
-/// Makes a claim, or grows it to what the manifest asks for. `prefix` is in front of its errors.
+/// Makes a claim, or changes its size, labels and annotations to what the manifest asks for. `prefix` is in front of
+/// its errors.
 pub(super) fn apply(machine: &Machine, prefix: &str, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
     let name = match claim.metadata.namespace.as_str() {
         "default" => claim.metadata.name.clone(),
@@ -61,13 +62,22 @@ pub(super) fn apply(machine: &Machine, prefix: &str, claim: &PersistentVolumeCla
 fn make(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<&'static str, ClaimError> {
     let (namespace, name) = (&claim.metadata.namespace, &claim.metadata.name);
     match machine.claims.get(namespace, name) {
-        Ok(stored) => match claim.spec.size {
-            Some(size) if size > stored.size => {
+        Ok(stored) => {
+            let mut outcome = "unchanged";
+            if let Some(size) = claim.spec.size.filter(|size| *size > stored.size) {
                 machine.claims.resize(namespace, name, size)?;
-                Ok("configured")
+                outcome = "configured";
             }
-            _ => Ok("unchanged"),
-        },
+            let (old, labels) = (&stored.object.metadata, &claim.metadata.labels);
+            // Others stay: one of them may tie the claim to its DataVolume.
+            let mut annotations = old.annotations.clone();
+            annotations.extend(claim.metadata.annotations.clone());
+            if (&old.labels, &old.annotations) != (labels, &annotations) {
+                machine.claims.relabel(namespace, name, labels, &annotations)?;
+                outcome = "configured";
+            }
+            Ok(outcome)
+        }
         Err(ClaimError::Unknown(_)) => {
             let new = NewClaim::of(&claim.metadata, &claim.spec, 0);
             match &claim.spec.data_source {
@@ -77,5 +87,60 @@ fn make(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<&'static str
             Ok("created")
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_vmi::objects::{ObjectKind, read_objects};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn claim(labels: &Value, annotations: &Value, size: &str) -> PersistentVolumeClaim {
+        let manifest = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data", "labels": labels, "annotations": annotations},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
+        });
+        match read_objects(&manifest.to_string()).unwrap().remove(0).kind {
+            ObjectKind::PersistentVolumeClaim(claim) => claim,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn labels_and_annotations_of_a_claim_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let none = json!({});
+        let (old, new) = (json!({"a": "1", "b": "2"}), json!({"a": "3"}));
+        for (given, outcome, labels, annotations) in [
+            (claim(&none, &none, "1Mi"), "created", &none, &none),
+            (claim(&old, &none, "1Mi"), "configured", &old, &none),
+            (claim(&old, &none, "1Mi"), "unchanged", &old, &none),
+            (claim(&new, &old, "2Mi"), "configured", &new, &old),
+            (
+                claim(&none, &new, "2Mi"),
+                "configured",
+                &none,
+                &json!({"a": "3", "b": "2"}),
+            ),
+            (
+                claim(&none, &none, "1Mi"),
+                "unchanged",
+                &none,
+                &json!({"a": "3", "b": "2"}),
+            ),
+        ] {
+            assert_eq!(make(&machine, &given).unwrap(), outcome, "{given:?}");
+            let stored = machine.claims.get("default", "data").unwrap().object.metadata;
+            assert_eq!(
+                (&json!(stored.labels), &json!(stored.annotations)),
+                (labels, annotations)
+            );
+        }
+        assert_eq!(machine.claims.get("default", "data").unwrap().size, 2 << 20);
     }
 }
