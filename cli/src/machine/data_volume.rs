@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use husk_claims::{ClaimError, NewClaim};
+use husk_claims::{ClaimError, Import, NewClaim};
 use husk_images::{
     Checksum, ChecksumAlgorithm, Event, HttpSource, Login, RegistrySource, VolumeRequest, VolumeSource,
 };
@@ -148,11 +148,8 @@ fn fill(
         Err(ClaimError::Exists(_)) => return Ok(()),
         other => other.map_err(|error| failed(error.to_string()))?,
     };
-    // It may have been deleted while another process filled it.
-    if machine.is_gone(stored) {
-        let _ = import.abandon();
-        return Err(deleted(volume));
-    }
+    // Another process may have held it for long.
+    let import = if_current(machine, volume, stored, import)?;
     let request = VolumeRequest {
         directory: import.directory().to_owned(),
         source,
@@ -164,10 +161,30 @@ fn fill(
         }
     })
     .map_err(|failure| failed(DataError::of(STATUS, failure).text))?;
-    import
+    if_current(machine, volume, stored, import)?
         .finish(&claim(stored, data, 0))
         .map_err(|error| failed(error.to_string()))?;
     keep(machine, volume, stored)
+}
+
+/// Returns `import`, or abandons it if the DataVolume was deleted or changed since it was read.
+fn if_current(
+    machine: &Machine,
+    volume: &VmRef,
+    stored: &StoredObject,
+    import: Import,
+) -> Result<Import, DataError> {
+    let now = machine.objects.get(&stored.key);
+    let error = if machine.is_gone(stored) {
+        deleted(volume)
+    } else if now.is_ok_and(|now| now.value()["spec"] != stored.value()["spec"]) {
+        let text = format!("DataVolume {volume}: it was changed while it was being imported: apply it again");
+        DataError::new(STATUS, text)
+    } else {
+        return Ok(import);
+    };
+    let _ = import.abandon();
+    Err(error)
 }
 
 fn progress(event: &Event) -> Option<String> {
@@ -417,6 +434,33 @@ mod tests {
             import();
             machine.objects.remove(&key).unwrap();
         }
+    }
+
+    #[test]
+    fn a_volume_that_is_changed_while_it_is_filled_leaves_no_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let apply = |file: &str| {
+            let source = json!({"http": {"url": format!("http://127.0.0.1:1/{file}")}});
+            machine
+                .objects
+                .apply(&data_volume("data", &source))
+                .unwrap()
+                .object
+        };
+        let stored = apply("old.img");
+        let name = vm::name(&stored.key);
+        let objects = machine.objects.read().unwrap();
+        let begin = || machine.claims.begin_import("default", "data").unwrap();
+        drop(if_current(&machine, &name, &stored, begin()).unwrap());
+        apply("new.img");
+        let changed = "DataVolume data: it was changed while it was being imported: apply it again";
+        let error = import(&machine, &objects, &name, &mut |_| {}).unwrap_err();
+        assert_eq!(error.text, changed);
+        let error = if_current(&machine, &name, &stored, begin()).unwrap_err();
+        assert_eq!(error.text, changed);
+        assert!(!machine.claims.has("default", "data"));
+        assert!(machine.claims.imports().is_empty());
     }
 
     #[test]

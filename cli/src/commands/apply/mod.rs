@@ -105,10 +105,17 @@ fn start(
         failure.report();
         failed = true;
     };
-    for object in applied.iter().map(|applied| &applied.object) {
+    for applied in applied {
+        let object = &applied.object;
         let name = vm::name(&object.key);
         if object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
-            match start_import(systemd, &name) {
+            let before = applied.before.as_ref();
+            // An import that runs has read the DataVolume as it was.
+            let stopped = match before.is_some_and(|before| before["spec"] != object.value()["spec"]) {
+                true => systemd.stop_import(&name),
+                false => Ok(()),
+            };
+            match stopped.and_then(|()| start_import(systemd, &name)) {
                 Ok(()) => waits.volumes.push(name),
                 // VMs start all the same, and fill their volumes themselves.
                 Err(failure) => fail(failure),
@@ -519,6 +526,40 @@ mod tests {
             let expected = format!("vm.yaml: {field}: it is too long, together with the namespace");
             assert_eq!(lines, [expected]);
         }
+    }
+
+    #[test]
+    fn the_import_of_a_changed_volume_starts_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let unit = "husk-import@default:data.service";
+        let changes = |object: &Value| {
+            let systemd = FakeSystemd {
+                units: [(unit.to_owned(), "active")].into(),
+                ..FakeSystemd::default()
+            };
+            let (done, changes) = started(&machine, std::slice::from_ref(object), systemd, &runtime);
+            done.unwrap();
+            changes
+        };
+        let start = format!(
+            "{unit} {} import-volume default:data",
+            unit::program().unwrap().display()
+        );
+        let mut object = data_volume("data");
+        assert_eq!(changes(&object), [start.as_str()]);
+        assert_eq!(changes(&object), [start.as_str()]);
+        object["metadata"]["labels"] = json!({"a": "b"});
+        assert_eq!(changes(&object), [start.as_str()]);
+        object["spec"]["source"] = json!({"http": {"url": "http://127.0.0.1:1/disk.img"}});
+        assert_eq!(changes(&object), [format!("stop {unit}"), start]);
+        machine
+            .claims
+            .create(&husk_claims::NewClaim::new("default", "data", 1 << 20))
+            .unwrap();
+        object["spec"]["source"] = json!({"blank": {}});
+        assert_eq!(changes(&object), [""; 0]);
     }
 
     #[test]
