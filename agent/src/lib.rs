@@ -1,5 +1,6 @@
 //! The parts of `husk-agent`, which `main.rs` puts together.
 
+pub mod api_client;
 pub mod device_plugin;
 pub mod event;
 pub mod monitoring;

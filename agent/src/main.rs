@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use husk_agent::api_client;
 use husk_agent::device_plugin::{DevicePlugin, node_devices};
 use husk_agent::event::EventSender;
 use husk_agent::monitoring::{self, Readiness};
@@ -19,7 +20,6 @@ use husk_agent::node::{LauncherPods, NodeActor, NodeShim, ShimUsers};
 use husk_agent::rest::{self, VsockCertificateDir};
 use husk_agent::service::CertificateFiles;
 use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
-use kube::{Client, Config};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -144,10 +144,7 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<(), String> {
-    let config = Config::infer()
-        .await
-        .map_err(|error| format!("no configuration for the API server (set KUBECONFIG): {error}"))?;
-    let client = Client::try_from(config).map_err(|error| format!("the API server: {error}"))?;
+    let client = api_client::connect().await?;
     let (stop, stopped) = watch::channel(false);
     let mut plugins = Vec::new();
     let mut tasks = tokio::task::JoinSet::new();

@@ -10,6 +10,14 @@ use tracing::warn;
 /// Time without an error after which the delays are short again. The beginning of a list is no success yet.
 const RESET_AFTER: Duration = Duration::from_secs(30);
 
+/// Time after which the API server ends a watch, in seconds. One that says nothing for longer is begun again.
+pub const WATCH_TIMEOUT: u32 = 60;
+
+/// The settings of a watch.
+pub fn watch_config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_TIMEOUT)
+}
+
 /// Delays before a broken watch is repeated. Agents of a cluster do not repeat at the same time.
 pub fn backoff() -> ResetTimerBackoff<ExponentialBackoff> {
     let delays = backon::ExponentialBuilder::new()

@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use kube::Client;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -24,6 +23,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 use tracing::{error, info, warn};
 
+use crate::api_client;
 use crate::node::follow_gate;
 use crate::watching::stopped;
 use service::Service;
@@ -124,7 +124,7 @@ impl DevicePlugin {
         let Some(gate) = self.device.gate else {
             return self.publish(stop).await;
         };
-        let client = match Client::try_default().await {
+        let client = match api_client::connect().await {
             Ok(client) => client,
             Err(error) => {
                 return error!(device = self.device.name, %error, "the feature gate {gate} is not known");

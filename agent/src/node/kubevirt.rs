@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::watching::{WatchError, backoff, stopped};
+use crate::watching::{WatchError, backoff, stopped, watch_config};
 
 /// The minor versions whose contract with a node the agent knows.
 const KNOWN: [(u32, u32); 1] = [(1, 9)];
@@ -114,7 +114,7 @@ pub async fn follow_gate(
     is_on: watch::Sender<bool>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let events = watcher(api(client), watcher::Config::default()).backoff(backoff());
+    let events = watcher(api(client), watch_config()).backoff(backoff());
     tokio::select! {
         () = follow(gate, events, is_on) => {}
         () = stopped(&mut stop) => {}

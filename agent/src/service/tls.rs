@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::watching::{WatchError, backoff, stopped};
+use crate::watching::{WatchError, backoff, stopped, watch_config};
 use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, Client};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -188,7 +188,7 @@ impl CertificateFiles {
         mut stop: watch::Receiver<bool>,
     ) {
         let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
-        let config = watcher::Config::default().fields(&format!("metadata.name={CA_CONFIG_MAP}"));
+        let config = watch_config().fields(&format!("metadata.name={CA_CONFIG_MAP}"));
         let mut maps = std::pin::pin!(watcher(api, config).backoff(backoff()));
         let mut failure = WatchError::default();
         let mut modified = self.modified();

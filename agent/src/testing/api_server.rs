@@ -2,15 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::channel::{Channel, Sender};
 use http_body_util::{BodyExt, Either, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 type Answer = Response<Either<Full<Bytes>, Channel<Bytes, Infallible>>>;
 
@@ -74,6 +79,37 @@ impl ApiServer {
             async move { Ok::<_, Infallible>(server.answer(request).await) }
         });
         Client::new(service, "default")
+    }
+
+    /// Serves HTTP/1.1, as an API server does, and returns the address. The first `silent` connections get no answer.
+    pub async fn listen(&self, mut silent: usize) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = self.clone();
+        tokio::spawn(async move {
+            let mut ignored = Vec::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                if silent > 0 {
+                    silent -= 1;
+                    ignored.push(stream);
+                    continue;
+                }
+                let server = server.clone();
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let server = server.clone();
+                    async move {
+                        let (head, body) = request.into_parts();
+                        let body = body.collect().await?.to_bytes().to_vec();
+                        let request = Request::from_parts(head, Body::from(body));
+                        Ok::<_, hyper::Error>(server.answer(request).await)
+                    }
+                });
+                let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(connection);
+            }
+        });
+        address
     }
 
     /// Creates or replaces a VMI, as KubeVirt's own parts do.

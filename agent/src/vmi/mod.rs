@@ -18,14 +18,14 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use kube::core::DynamicObject;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::warn;
 
 use crate::event::EventSender;
-use crate::watching::{WatchError, backoff, stopped};
+use crate::watching::{WatchError, backoff, stopped, watch_config};
 use actor::VmiActor;
 pub use attachment::PodsDir;
 use finder::{FinderChannels, Query};
@@ -103,7 +103,7 @@ impl VmiController {
     /// Runs until `stop` is true. VMs go on.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &object::resource());
-        let config = watcher::Config::default().labels(&format!("{NODE_LABEL}={}", self.node));
+        let config = watch_config().labels(&format!("{NODE_LABEL}={}", self.node));
         let stream = watcher(api, config)
             .modify(object::forget_managers)
             .backoff(backoff());

@@ -55,7 +55,10 @@ impl Node {
     }
 
     fn agent_with_foreign(&self) -> (JoinHandle<()>, ForeignVmis) {
-        let client = self.api.client();
+        self.agent_of(self.api.client())
+    }
+
+    fn agent_of(&self, client: Client) -> (JoinHandle<()>, ForeignVmis) {
         let events = EventSender::new(client.clone(), NODE.to_owned());
         let (controller, _finder, foreign) =
             VmiController::new(NODE.to_owned(), self.runtime(), self.pods(), client, events);
@@ -432,6 +435,26 @@ async fn killed_shim_fails_its_vmi_within_five_seconds() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     until("event", || {
         node.api.events("vm").last().unwrap() == "Stopped The VirtualMachineInstance crashed."
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_that_die_without_a_word_only_delay() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let server = node.api.listen(1).await;
+    let config = kube::Config::new(format!("http://{server}").parse().unwrap());
+    let client = crate::api_client::with_timeouts(config).unwrap();
+    let _agent = node.agent_of(client);
+    node.until_phase("vm", "Running").await;
+    // The watch is begun again with each timeout.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    node.api.change("vm", |vmi| {
+        vmi["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    until("the power button", || {
+        shim.calls().contains(&"shutdown 30".to_owned())
     })
     .await;
 }
