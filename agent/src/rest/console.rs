@@ -1,5 +1,7 @@
 //! The serial console as a websocket with KubeVirt's protocol: binary frames are the bytes of the console.
 
+use std::time::Duration;
+
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -16,11 +18,26 @@ use tonic::Streaming;
 use super::{CALL_TIMEOUT, Context, Error, NO_ANSWER, Target};
 
 /// The subprotocol that virt-api asks for.
-pub(super) const PROTOCOL: &str = "plain.kubevirt.io";
+const PROTOCOL: &str = "plain.kubevirt.io";
 /// Largest message of a client, in bytes; the shim takes no larger input at once.
-pub(super) const MAX_MESSAGE: usize = 64 << 10;
+const MAX_MESSAGE: usize = 64 << 10;
+/// Buffer of a websocket in each direction, in bytes.
+const BUFFER: usize = 16 << 10;
 /// Messages between the websocket and the shim.
 const QUEUE: usize = 16;
+/// Time in which a client reads a message. Output is skipped for one that does not, as the shim does, so that the end
+/// of the session is seen.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A websocket of KubeVirt's protocol. A frame that its client begins takes its whole length of memory.
+pub(super) fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+    upgrade
+        .protocols([PROTOCOL])
+        .max_message_size(MAX_MESSAGE)
+        .max_frame_size(MAX_MESSAGE)
+        .read_buffer_size(BUFFER)
+        .write_buffer_size(BUFFER)
+}
 
 pub async fn console(
     State(context): State<Context>,
@@ -38,8 +55,7 @@ pub async fn console(
         Ok(Err(status)) => return Err(Error::bad(format!("no console: {}", status.message()))),
         Err(_) => return Err(Error::failed(NO_ANSWER)),
     };
-    let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MAX_MESSAGE);
-    Ok(upgrade.on_upgrade(async move |socket| {
+    Ok(limited(upgrade).on_upgrade(async move |socket| {
         let (sink, stream) = socket.split();
         tokio::select! {
             () = to_guest(stream, input) => {}
@@ -67,15 +83,31 @@ async fn to_guest(mut stream: SplitStream<WebSocket>, input: mpsc::Sender<Consol
 /// Copies output to the client until the session ends. If another session takes over, the connection ends without a close
 /// frame, as KubeVirt's does.
 async fn from_guest(mut output: Streaming<ConsoleOutput>, mut sink: SplitSink<WebSocket, Message>) {
-    while let Ok(Some(answer)) = output.message().await {
-        let data = match answer.output {
-            Some(Output::Data(data)) => data,
-            Some(Output::SkippedBytes(count)) => format!("\r\n[{count} bytes skipped]\r\n").into_bytes(),
-            Some(Output::Ended(ended)) if ended == Ended::VmEnded as i32 => break,
-            Some(Output::Ended(_)) => return,
-            None => continue,
+    let mut skipped = 0;
+    loop {
+        let data = match skipped {
+            0 => match next(&mut output).await {
+                Next::Data(data) => data,
+                Next::Skipped(count) => note(count),
+                Next::VmEnded => break,
+                Next::TakenOver => return,
+            },
+            count => note(count),
         };
-        if sink.send(Message::Binary(Bytes::from(data))).await.is_err() {
+        skipped = 0;
+        let mut sending = std::pin::pin!(sink.send(Message::Binary(Bytes::from(data))));
+        let mut sent = timeout(SEND_TIMEOUT, &mut sending).await.ok();
+        while sent.is_none() {
+            tokio::select! {
+                result = &mut sending => sent = Some(result),
+                next = next(&mut output) => match next {
+                    Next::Data(data) => skipped += data.len() as u64,
+                    Next::Skipped(count) => skipped += count,
+                    Next::VmEnded | Next::TakenOver => return,
+                },
+            }
+        }
+        if !matches!(sent, Some(Ok(()))) {
             return;
         }
     }
@@ -83,5 +115,31 @@ async fn from_guest(mut output: Streaming<ConsoleOutput>, mut sink: SplitSink<We
         code: close_code::NORMAL,
         reason: "".into(),
     };
-    let _ = sink.send(Message::Close(Some(end))).await;
+    let _ = timeout(SEND_TIMEOUT, sink.send(Message::Close(Some(end)))).await;
+}
+
+/// The next message of a session.
+enum Next {
+    Data(Vec<u8>),
+    Skipped(u64),
+    VmEnded,
+    TakenOver,
+}
+
+async fn next(output: &mut Streaming<ConsoleOutput>) -> Next {
+    while let Ok(Some(answer)) = output.message().await {
+        return match answer.output {
+            Some(Output::Data(data)) => Next::Data(data),
+            Some(Output::SkippedBytes(count)) => Next::Skipped(count),
+            Some(Output::Ended(ended)) if ended == Ended::VmEnded as i32 => Next::VmEnded,
+            Some(Output::Ended(_)) => Next::TakenOver,
+            None => continue,
+        };
+    }
+    Next::VmEnded
+}
+
+/// What a client gets in the place of bytes that it was too slow for.
+fn note(skipped: u64) -> Vec<u8> {
+    format!("\r\n[{skipped} bytes skipped]\r\n").into_bytes()
 }

@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -115,6 +116,18 @@ impl Agent {
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;
         Ok(String::from_utf8(answer).unwrap())
+    }
+
+    async fn console(&self) -> WebSocketStream<TlsStream<TcpStream>> {
+        let stream = self.connect(Some(&self.virt_api())).await.unwrap();
+        let mut request = format!("ws://agent{VMI}/console").into_client_request().unwrap();
+        request
+            .headers_mut()
+            .insert("Sec-WebSocket-Protocol", "plain.kubevirt.io".parse().unwrap());
+        let (socket, answer) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+        assert_eq!(answer.headers()["Sec-WebSocket-Protocol"], "plain.kubevirt.io");
+        assert!(!answer.headers().contains_key("Sec-WebSocket-Extensions"));
+        socket
     }
 
     async fn answer(&self, method: &str, operation: &str) -> (u16, String) {
@@ -236,25 +249,14 @@ async fn new_connections_use_reloaded_certificates() {
 #[tokio::test]
 async fn console_is_a_websocket_with_one_session() {
     let agent = Agent::start().await;
-    let open = async || {
-        let stream = agent.connect(Some(&agent.virt_api())).await.unwrap();
-        let mut request = format!("ws://agent{VMI}/console").into_client_request().unwrap();
-        request
-            .headers_mut()
-            .insert("Sec-WebSocket-Protocol", "plain.kubevirt.io".parse().unwrap());
-        let (socket, answer) = tokio_tungstenite::client_async(request, stream).await.unwrap();
-        assert_eq!(answer.headers()["Sec-WebSocket-Protocol"], "plain.kubevirt.io");
-        assert!(!answer.headers().contains_key("Sec-WebSocket-Extensions"));
-        socket
-    };
-    let mut first = open().await;
+    let mut first = agent.console().await;
     // The played console echoes.
     first.send(Message::binary(b"uname\n".to_vec())).await.unwrap();
     assert_eq!(
         first.next().await.unwrap().unwrap(),
         Message::binary(b"uname\n".to_vec())
     );
-    let mut second = open().await;
+    let mut second = agent.console().await;
     let ended = first.next().await;
     assert!(!matches!(ended, Some(Ok(_))), "taken over with {ended:?}");
     second.send(Message::text("ignored")).await.unwrap();
@@ -265,6 +267,33 @@ async fn console_is_a_websocket_with_one_session() {
     );
     agent.shim.end(Phase::Succeeded, "Poweroff");
     assert!(matches!(second.next().await, Some(Ok(Message::Close(_)))));
+}
+
+#[tokio::test]
+async fn console_that_nobody_reads_ends_when_another_begins() {
+    let agent = Agent::start().await;
+    agent.shim.flood();
+    let mut first = agent.console().await;
+    // The buffers of the sockets fill.
+    sleep(Duration::from_secs(1)).await;
+    let _second = agent.console().await;
+    let closed = async {
+        // The agent takes these until it closes the connection.
+        while first.send(Message::Ping("".into())).await.is_ok() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), closed).await.unwrap();
+}
+
+#[tokio::test]
+async fn frame_beyond_the_limit_is_refused_by_its_header() {
+    let agent = Agent::start().await;
+    let mut socket = agent.console().await;
+    let header = [&[0x82, 0xff], &(1_u64 << 20).to_be_bytes()[..], &[0; 4]].concat();
+    socket.get_mut().write_all(&header).await.unwrap();
+    let ended = timeout(Duration::from_secs(5), socket.next()).await.unwrap();
+    assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");
 }
 
 #[tokio::test]

@@ -41,6 +41,8 @@ struct State {
     hangs: bool,
     /// The guest has locked its trays.
     locked: bool,
+    /// Consoles have output without end.
+    floods: bool,
     server: Option<AbortHandle>,
     directory: PathBuf,
     record: PathBuf,
@@ -133,6 +135,11 @@ impl Shim {
     /// Locks the trays of CD-ROM drives, or unlocks them.
     pub fn lock(&self, locked: bool) {
         self.state().locked = locked;
+    }
+
+    /// Writes to new consoles without end.
+    pub fn flood(&self) {
+        self.state().floods = true;
     }
 
     /// The status of the VM.
@@ -381,19 +388,24 @@ impl Pod for Shim {
 
     type ConsoleStream = Answers<ConsoleOutput>;
 
-    /// An echo, until another session begins or the VM ends.
+    /// An echo, and a flood if there is one, until another session begins or the VM ends.
     async fn console(&self, request: Request<Streaming<ConsoleInput>>) -> Answer<Self::ConsoleStream> {
         let mut input = request.into_inner();
         let (sender, receiver) = mpsc::channel(16);
         let (mut status, mut sessions) = (self.status.subscribe(), self.sessions.subscribe());
         self.sessions.send_modify(|session| *session += 1);
         sessions.mark_unchanged();
+        let floods = self.state().floods;
         tokio::spawn(async move {
             let ended = loop {
                 tokio::select! {
                     Ok(Some(input)) = input.message() => {
                         let output = console_output::Output::Data(input.data);
                         let _ = sender.send(Ok(ConsoleOutput { output: Some(output) })).await;
+                    }
+                    Ok(permit) = sender.reserve(), if floods => {
+                        let output = console_output::Output::Data(vec![b'x'; 4096]);
+                        permit.send(Ok(ConsoleOutput { output: Some(output) }));
                     }
                     _ = sessions.changed() => break console_output::Ended::TakenOver,
                     () = succeeded(&mut status) => break console_output::Ended::VmEnded,

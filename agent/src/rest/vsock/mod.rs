@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, Wr
 use tokio::time::timeout;
 use tokio_vsock::{VsockAddr, VsockStream};
 
-use super::console::{MAX_MESSAGE, PROTOCOL};
+use super::console::limited;
 use super::{CALL_TIMEOUT, Context, Error, Target};
 use crate::vmi::Vmi;
 
@@ -54,8 +54,7 @@ pub async fn vsock(
         Ok(Err(error)) => return Err(Error::failed(format!("port {port} of CID {cid}: {error}"))),
         Err(_) => return Err(Error::failed(format!("port {port} of CID {cid} does not answer"))),
     };
-    let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MAX_MESSAGE);
-    Ok(upgrade.on_upgrade(async move |socket| {
+    Ok(limited(upgrade).on_upgrade(async move |socket| {
         copy(socket, stream).await;
         drop(place);
     }))
