@@ -68,6 +68,8 @@ pub struct VmiActor {
     events: EventSender,
     /// The object as the watch has it; `None` once it is deleted.
     object: watch::Receiver<Option<Arc<Vmi>>>,
+    /// The same for calls of SyncVmi, which may outlive the actor.
+    latest: watch::Sender<Option<Arc<Vmi>>>,
     /// The object that the last PUT returned, until the watch delivers it.
     written: Option<Arc<Vmi>>,
     pod: Option<Pod>,
@@ -124,6 +126,7 @@ impl VmiActor {
             client,
             events,
             object,
+            latest: watch::Sender::new(None),
             written: None,
             pod: None,
             sync: None,
@@ -168,7 +171,9 @@ impl VmiActor {
 
     /// The newest object that the agent knows.
     fn vmi(&mut self) -> Option<Arc<Vmi>> {
-        let watched = self.object.borrow_and_update().clone()?;
+        let watched = self.object.borrow_and_update().clone();
+        self.latest.send_replace(watched.clone());
+        let watched = watched?;
         if let Some(written) = &self.written {
             if written.version() > watched.version() {
                 return Some(Arc::clone(written));
@@ -359,7 +364,8 @@ impl VmiActor {
         };
         let attachments = Attachment::outstanding(vmi, &attached);
         let opening = Arc::clone(&self.opening);
-        let call = SyncCall::new(pod, vmi.manifest(), starts, attachments, opening);
+        let latest = self.latest.subscribe();
+        let call = SyncCall::new(pod, vmi.manifest(), starts, attachments, latest, opening);
         let call = tokio::spawn(call.run(self.pods.clone()));
         // The VM can run before the answer is here.
         self.started |= starts;
@@ -465,6 +471,7 @@ impl VmiActor {
         let observed = Observed {
             state,
             synced: self.synced.as_ref().map(|(_, answer)| answer),
+            syncing: self.sync.is_some(),
             error: self.error.as_deref(),
             now: Timestamp::now(),
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use husk_proto::fds::{FdSender, Token};
 use husk_proto::shim::v1::pod_client::PodClient;
 use husk_proto::shim::v1::{RestartRequired, SyncVmiRequest, SyncVmiResponse};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::Status;
@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 
 use super::attachment::{Attachment, PodsDir, VolumeData};
 use super::awaited::{AwaitedVolume, VolumeOfPod};
+use super::object::Vmi;
 use super::pod::Pod;
 
 /// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
@@ -37,6 +38,8 @@ pub struct SyncCall {
     /// The call starts the VM.
     starts: bool,
     attachments: Vec<Attachment>,
+    /// The object as the watch has it.
+    latest: watch::Receiver<Option<Arc<Vmi>>>,
     /// One attempt of a VMI to open volumes is under way at a time.
     opening: Arc<Semaphore>,
 }
@@ -58,7 +61,7 @@ pub struct Synced {
 /// The volumes of a call.
 #[derive(Debug, Default)]
 struct Opened {
-    data: Vec<(String, OwnedFd)>,
+    data: Vec<(Attachment, OwnedFd)>,
     awaited: Vec<AwaitedVolume>,
     /// Volumes beyond the limit.
     unseen: Vec<VolumeOfPod>,
@@ -73,6 +76,7 @@ impl SyncCall {
         vmi: String,
         starts: bool,
         attachments: Vec<Attachment>,
+        latest: watch::Receiver<Option<Arc<Vmi>>>,
         opening: Arc<Semaphore>,
     ) -> SyncCall {
         SyncCall {
@@ -81,6 +85,7 @@ impl SyncCall {
             vmi,
             starts,
             attachments,
+            latest,
             opening,
         }
     }
@@ -90,7 +95,7 @@ impl SyncCall {
         let attachments = std::mem::take(&mut self.attachments);
         let wanted = attachments.len();
         let Opened {
-            data: opened,
+            data: mut opened,
             awaited,
             unseen,
             error,
@@ -110,11 +115,13 @@ impl SyncCall {
             partial: true,
             ..SyncVmiRequest::default()
         };
+        // virt-controller does not wait for the agent to take away a volume that is not Ready.
+        keep_outstanding(&mut opened, self.latest.borrow().as_deref());
         // The VM takes descriptors once it runs.
         if !self.starts && !opened.is_empty() {
             let (names, fds): (Vec<String>, Vec<(Token, OwnedFd)>) = opened
                 .into_iter()
-                .map(|(name, fd)| (name, (Token::random(), fd)))
+                .map(|(attachment, fd)| (attachment.name, (Token::random(), fd)))
                 .unzip();
             let sender = FdSender::connect(&self.descriptors)
                 .map_err(|error| Status::unavailable(format!("the shim's fds.sock: {error}")))?;
@@ -167,6 +174,14 @@ impl SyncCall {
     }
 }
 
+/// Closes the data of volumes that the VMI does not have any more, or has from another attachment pod.
+fn keep_outstanding(opened: &mut Vec<(Attachment, OwnedFd)>, vmi: Option<&Vmi>) {
+    let present = vmi
+        .map(|vmi| Attachment::outstanding(vmi, &[]))
+        .unwrap_or_default();
+    opened.retain(|(attachment, _)| present.contains(attachment));
+}
+
 /// The changes that the VM takes at its next start only, a line for each.
 fn waits_for_restart(answer: &SyncVmiResponse) -> Option<String> {
     let others = answer
@@ -188,7 +203,7 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
             continue;
         }
         match pods.open(attachment) {
-            Ok(VolumeData::Open(fd)) => opened.data.push((attachment.name.clone(), fd)),
+            Ok(VolumeData::Open(fd)) => opened.data.push((attachment.clone(), fd)),
             Ok(VolumeData::Missing(missing)) => opened.awaited.push(attachment.awaited(missing)),
             Ok(VolumeData::NoPod) => {}
             Err(error) => opened.error = opened.error.or(Some(error)),
@@ -200,7 +215,18 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vmi::Vmi;
+
+    /// A VMI with the hotpluggable volume `data`, of the attachment pod `hp-1`.
+    fn hotplugged() -> serde_json::Value {
+        let mut vmi = crate::vmi::testing::scheduled("vm");
+        vmi["spec"]["volumes"] = serde_json::json!([
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data", "hotpluggable": true}},
+        ]);
+        vmi["status"]["volumeStatus"] = serde_json::json!([
+            {"name": "data", "hotplugVolume": {"attachPodName": "hp-1", "attachPodUID": "1-2"}},
+        ]);
+        vmi
+    }
 
     #[test]
     fn a_changed_grace_period_waits_for_no_restart() {
@@ -222,14 +248,7 @@ mod tests {
 
     #[test]
     fn volumes_beyond_the_limit_are_left_and_named() {
-        let mut vmi = crate::vmi::testing::scheduled("vm");
-        vmi["spec"]["volumes"] = serde_json::json!([
-            {"name": "data", "persistentVolumeClaim": {"claimName": "data", "hotpluggable": true}},
-        ]);
-        vmi["status"]["volumeStatus"] = serde_json::json!([
-            {"name": "data", "hotplugVolume": {"attachPodName": "hp-1", "attachPodUID": "1-2"}},
-        ]);
-        let vmi = Vmi(serde_json::from_value(vmi).unwrap());
+        let vmi = Vmi(serde_json::from_value(hotplugged()).unwrap());
         let attachments = Attachment::outstanding(&vmi, &[]);
         let nowhere = tempfile::tempdir().unwrap();
         let nowhere = nowhere.path().to_owned();
@@ -240,5 +259,25 @@ mod tests {
         let within = open(&pods, &attachments, 1);
         assert!(within.unseen.is_empty());
         assert_eq!(within.awaited.len(), 1);
+    }
+    #[test]
+    fn volume_that_was_removed_meanwhile_is_not_plugged() {
+        let of = |vmi: serde_json::Value| Vmi(serde_json::from_value(vmi).unwrap());
+        let attachment = Attachment::outstanding(&of(hotplugged()), &[]).remove(0);
+        let mut removed = hotplugged();
+        removed["spec"]["volumes"] = serde_json::json!([]);
+        let mut other = hotplugged();
+        other["status"]["volumeStatus"][0]["hotplugVolume"]["attachPodUID"] = "3-4".into();
+        for (present, kept) in [
+            (Some(of(hotplugged())), 1),
+            (Some(of(removed)), 0),
+            (Some(of(other)), 0),
+            (None, 0),
+        ] {
+            let data = std::fs::File::open("/dev/null").unwrap();
+            let mut opened = vec![(attachment.clone(), data.into())];
+            keep_outstanding(&mut opened, present.as_ref());
+            assert_eq!(opened.len(), kept, "{present:?}");
+        }
     }
 }

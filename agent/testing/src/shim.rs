@@ -23,6 +23,8 @@ use tonic::{Request, Response, Status as Error, Streaming};
 pub struct Shim {
     state: Arc<Mutex<State>>,
     status: Arc<watch::Sender<Status>>,
+    /// `SyncVmi` is not answered.
+    holds: Arc<watch::Sender<bool>>,
     /// Number of console sessions.
     sessions: Arc<watch::Sender<u32>>,
     descriptors: FdReceiver,
@@ -61,6 +63,7 @@ impl Shim {
         let shim = Shim {
             state: Arc::default(),
             status: Arc::new(watch::Sender::new(waiting)),
+            holds: Arc::new(watch::Sender::new(false)),
             sessions: Arc::new(watch::Sender::new(0)),
             descriptors,
         };
@@ -130,6 +133,11 @@ impl Shim {
     /// Answers no `Info` from now on.
     pub fn hang(&self) {
         self.state().hangs = true;
+    }
+
+    /// Holds up calls of `SyncVmi`, or lets them go on.
+    pub fn hold(&self, holds: bool) {
+        self.holds.send_replace(holds);
     }
 
     /// Locks the trays of CD-ROM drives, or unlocks them.
@@ -346,6 +354,7 @@ impl Pod for Shim {
             });
         } else {
             self.called("sync");
+            let _ = self.holds.subscribe().wait_for(|holds| !*holds).await;
             self.plug(&vmi, &request).await;
         }
         let volumes = vmi["spec"]["volumes"].as_array().unwrap();

@@ -28,6 +28,8 @@ pub struct Observed<'a> {
     pub state: &'a PodState,
     /// The last answer of the shim to the VMI.
     pub synced: Option<&'a SyncVmiResponse>,
+    /// A SyncVmi is under way, which may still plug a volume.
+    pub syncing: bool,
     /// Error of the last attempt to bring the VM to the VMI; `None` if it succeeded or there was none.
     pub error: Option<&'a str>,
     /// The present time.
@@ -63,7 +65,7 @@ pub fn next(vmi: &Vmi, observed: &Observed<'_>) -> Value {
     }
     conditions::update(&mut status, observed);
     match observed.state {
-        PodState::Running(running) => describe(&mut status, vmi, running, observed.synced),
+        PodState::Running(running) => describe(&mut status, vmi, running, observed),
         // virt-controller attaches these volumes before the VM starts.
         PodState::Waiting if !vmi.hotpluggable().is_empty() => {
             status["selinuxContext"] = json!(NO_SELINUX);
@@ -74,7 +76,7 @@ pub fn next(vmi: &Vmi, observed: &Observed<'_>) -> Value {
 }
 
 /// Writes what is known of a running VM.
-fn describe(status: &mut Value, vmi: &Vmi, running: &Status, synced: Option<&SyncVmiResponse>) {
+fn describe(status: &mut Value, vmi: &Vmi, running: &Status, observed: &Observed<'_>) {
     status["machine"] = json!({"type": MACHINE_TYPE});
     status["selinuxContext"] = json!(NO_SELINUX);
     status["migrationMethod"] = json!(volumes::migration_method(status));
@@ -90,7 +92,7 @@ fn describe(status: &mut Value, vmi: &Vmi, running: &Status, synced: Option<&Syn
     if let Some(guest) = &running.guest {
         guest::update(status, guest);
     }
-    volumes::update(status, vmi, &running.disks, synced);
+    volumes::update(status, vmi, &running.disks, observed);
 }
 
 fn set_phase(status: &mut Value, phase: &str, now: Timestamp) {

@@ -27,6 +27,7 @@ fn new_status(vmi: &Vmi, state: &PodState, synced: Option<&SyncVmiResponse>) -> 
     let observed = Observed {
         state,
         synced,
+        syncing: false,
         error: None,
         now: NOW,
     };
@@ -92,6 +93,7 @@ fn same_state_gives_the_same_status() {
     let later = Observed {
         state: &state,
         synced: None,
+        syncing: false,
         error: None,
         now: Timestamp::from_second(1_000_000).unwrap(),
     };

@@ -1,9 +1,10 @@
 //! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets, and the phases Ready,
 //! UnMountedFromPod and MemoryDumpFailed of hotpluggable volumes.
 
-use husk_proto::shim::v1::{Disk, SyncVmiResponse};
+use husk_proto::shim::v1::Disk;
 use serde_json::{Value, json};
 
+use super::Observed;
 use crate::vmi::object::Vmi;
 
 /// Sources whose data Husk makes an ISO image of. Their entries have its size.
@@ -19,7 +20,7 @@ const GENERATED: [&str; 8] = [
 ];
 
 /// Writes targets, sizes and phases into the entries that are there.
-pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&SyncVmiResponse>) {
+pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], observed: &Observed<'_>) {
     let hotpluggable = vmi.hotpluggable();
     let Some(entries) = status["volumeStatus"].as_array_mut() else {
         return;
@@ -41,26 +42,24 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
         if entry["memoryDumpVolume"].is_object() {
             refuse_memory_dump(entry, &name);
         } else if entry["hotplugVolume"].is_object() {
-            let reported = synced.and_then(|answer| answer.volumes.iter().find(|volume| volume.name == name));
-            let reported = reported.map_or("", |volume| volume.phase.as_str());
+            let volumes = observed.synced.into_iter().flat_map(|answer| &answer.volumes);
+            let mut reported = volumes.filter(|volume| volume.name == name);
+            let reported = reported.next().map_or("", |volume| volume.phase.as_str());
+            let released = !observed.syncing && matches!(reported, "" | "UnMountedFromPod");
             let wanted = hotpluggable.contains(&name.as_str());
-            set_phase(entry, &name, wanted, !target.is_empty(), reported);
+            set_phase(entry, &name, wanted, !target.is_empty(), released);
         }
     }
 }
 
 /// Sets the phase to Ready or UnMountedFromPod if the VM's state calls for it.
-fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, reported: &str) {
+fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, released: bool) {
     let present = entry["phase"].as_str().unwrap_or_default();
     // The agent never writes MountedToPod. It mounts nothing, and virt-controller leaves a volume in that phase out of the
     // next attachment pod.
     let next = match present {
         "" | "Pending" | "Bound" | "AttachedToNode" | "MountedToPod" if attached => "Ready",
-        "Ready" | "MountedToPod" | "AttachedToNode"
-            if !wanted && !attached && matches!(reported, "" | "UnMountedFromPod") =>
-        {
-            "UnMountedFromPod"
-        }
+        "Ready" | "MountedToPod" | "AttachedToNode" if !wanted && !attached && released => "UnMountedFromPod",
         _ => return,
     };
     let (reason, message) = match next {

@@ -51,6 +51,31 @@ async fn a_volume_without_data_causes_one_event() {
 }
 
 #[tokio::test]
+async fn volume_is_not_unmounted_while_a_call_may_plug_it() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let _agent = node.agent();
+    until("the first calls", || shim.calls() == ["start", "sync"]).await;
+    shim.hold(true);
+    node.api.change("vm", |vmi| hotplug(vmi, "disk"));
+    until("the call", || shim.calls().len() == 3).await;
+    let without = |vmi: &mut Value, list: &str| {
+        let list = vmi.pointer_mut(list).unwrap().as_array_mut().unwrap();
+        list.retain(|item| item["name"] != "data");
+    };
+    node.api.change("vm", |vmi| {
+        without(vmi, "/spec/volumes");
+        without(vmi, "/spec/domain/devices/disks");
+    });
+    let phase = || node.api.vmi("vm")["status"]["volumeStatus"][1]["phase"].clone();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(phase(), "AttachedToNode");
+    shim.hold(false);
+    until("unmounted", || phase() == "UnMountedFromPod").await;
+    assert_eq!(shim.calls().len(), 4);
+}
+
+#[tokio::test]
 #[ignore = "needs root"]
 async fn vm_gets_volumes_of_attachment_pods() {
     volume_comes_and_goes("disk").await;
