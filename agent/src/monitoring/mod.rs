@@ -26,7 +26,7 @@ use health::ApiHealth;
 pub use readiness::Readiness;
 use scraper::Scraper;
 
-/// Connections at the same time. Others wait.
+/// Connections at the same time.
 const MAX_CONNECTIONS: usize = 256;
 /// Connections of one address, so that no other client keeps the kubelet's probes out.
 const MAX_CONNECTIONS_OF_PEER: usize = 16;

@@ -26,7 +26,7 @@ use crate::service::{Place, Places, Service, TlsSettings};
 use crate::vmi::{RunningVm, VmiFinder};
 pub use vsock::VsockCertificateDir;
 
-/// Connections at the same time. Others wait.
+/// Connections at the same time.
 const MAX_CONNECTIONS: usize = 1024;
 /// Consoles and vsock streams of one VMI at the same time. Their connections do not count as such any more.
 const MAX_STREAMS: usize = 64;

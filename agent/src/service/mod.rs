@@ -1,5 +1,6 @@
 //! HTTP/1.1 over TLS for the agent's services: bounded connections, handshakes and headers.
 
+mod open;
 mod places;
 mod tls;
 
@@ -8,15 +9,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use crate::watching::stopped;
+use open::{OpenConnections, Requests};
 pub use places::{Place, Places};
 pub use tls::{CertificateFiles, TlsSettings};
 
@@ -27,6 +32,8 @@ const HEADER_TIMEOUT: Duration = match cfg!(test) {
     true => Duration::from_secs(3),
     false => Duration::from_secs(10),
 };
+/// Longest header of a request, in bytes.
+const MAX_BUFFER: usize = 16 << 10;
 /// Time to finish the current request after a connection's maximum lifetime.
 const LAST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -37,7 +44,7 @@ pub struct Service {
     pub name: &'static str,
     /// Its handlers.
     pub router: Router,
-    /// Connections at the same time. Others wait.
+    /// Connections at the same time. The oldest one without a request makes way for another.
     pub connections: usize,
     /// Connections of one address at the same time. Others are closed.
     pub connections_per_peer: usize,
@@ -53,17 +60,10 @@ impl Service {
         tls: watch::Receiver<Option<Arc<TlsSettings>>>,
         mut stop: watch::Receiver<bool>,
     ) {
-        let places = Arc::new(Semaphore::new(self.connections));
+        let mut open = OpenConnections::new(self.connections);
         let peers = Places::new(self.connections_per_peer);
         let (service, lifetime) = (self.name, self.lifetime);
         loop {
-            let place = tokio::select! {
-                place = Arc::clone(&places).acquire_owned() => place,
-                () = stopped(&mut stop) => return,
-            };
-            let Ok(place) = place else {
-                return;
-            };
             let connection = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = stopped(&mut stop) => return,
@@ -74,13 +74,20 @@ impl Service {
                         debug!(service, %peer, "the peer has too many connections");
                         continue;
                     };
+                    tokio::select! {
+                        () = open.make_room() => {}
+                        () = stopped(&mut stop) => return,
+                    }
                     let (router, settings) = (self.router.clone(), tls.borrow().clone());
-                    tokio::spawn(async move {
-                        if let Err(error) = connected(stream, settings, router, lifetime).await {
+                    let requests = open.requests();
+                    let connection = connected(stream, settings, router, requests.clone(), lifetime);
+                    let task = tokio::spawn(async move {
+                        if let Err(error) = connection.await {
                             debug!(service, %peer, error, "a connection failed");
                         }
-                        drop((place, peer_place));
+                        drop(peer_place);
                     });
+                    open.add(requests, task.abort_handle());
                 }
                 Err(error) => {
                     // The process has no descriptor left, for example.
@@ -101,6 +108,7 @@ async fn connected(
     stream: TcpStream,
     settings: Option<Arc<TlsSettings>>,
     router: Router,
+    requests: Requests,
     lifetime: Option<Duration>,
 ) -> Result<(), String> {
     let settings = settings.ok_or("there are no certificates yet")?;
@@ -108,11 +116,19 @@ async fn connected(
     let stream = timeout(HANDSHAKE_TIMEOUT, settings.accept(stream))
         .await
         .map_err(|_| "the TLS handshake takes too long".to_owned())??;
-    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (router, unanswered) = (router.clone(), requests.begin());
+        async move {
+            let answer = router.oneshot(request).await;
+            drop(unanswered);
+            answer
+        }
+    });
     let mut builder = http1::Builder::new();
     // Without a timer hyper waits for a header for ever.
     builder
         .timer(TokioTimer::new())
+        .max_buf_size(MAX_BUFFER)
         .header_read_timeout(HEADER_TIMEOUT);
     let served = builder.serve_connection(TokioIo::new(stream), service);
     let mut served = std::pin::pin!(served.with_upgrades());
