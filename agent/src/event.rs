@@ -1,6 +1,8 @@
 //! Events of the agent, as `kubectl describe` shows them. KubeVirt's account for a node's agent may create events of the
 //! core API only.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -8,8 +10,8 @@ use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::time::timeout;
-use tracing::warn;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
 
 use crate::vmi::Vmi;
 
@@ -20,6 +22,9 @@ const NAMESPACE: &str = "default";
 
 /// Longest message of an event, in bytes.
 const MAX_MESSAGE: usize = 1024;
+/// Events of a VMI and reason that are sent at once, and the time after which there is one more: client-go's.
+const BURST: u32 = 25;
+const REFILL: Duration = Duration::from_secs(300);
 /// Maximum time to send an event.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -46,6 +51,7 @@ impl Kind {
 pub struct EventSender {
     client: Client,
     node: String,
+    limit: EventLimit,
 }
 
 impl std::fmt::Debug for EventSender {
@@ -60,7 +66,11 @@ impl EventSender {
     /// A sender on the node `node`.
     #[must_use]
     pub fn new(client: Client, node: String) -> EventSender {
-        EventSender { client, node }
+        EventSender {
+            client,
+            node,
+            limit: EventLimit::default(),
+        }
     }
 
     /// Sends an event of a node. An error is logged.
@@ -75,8 +85,12 @@ impl EventSender {
         self.create(NAMESPACE, object, kind, reason, message).await;
     }
 
-    /// Sends an event of a VMI. An error is logged.
+    /// Sends an event of a VMI. An error is logged. An event beyond the limit is dropped.
     pub async fn send(&self, vmi: &Vmi, kind: Kind, reason: &str, message: &str) {
+        if !self.limit.take(vmi.uid(), reason) {
+            debug!(vmi = vmi.name(), reason, "too many events");
+            return;
+        }
         let object = ObjectReference {
             api_version: Some("kubevirt.io/v1".to_owned()),
             kind: Some("VirtualMachineInstance".to_owned()),
@@ -126,10 +140,86 @@ impl EventSender {
     }
 }
 
+/// Limits the events of a VMI for each reason, since a guest can cause them, for example by a panic after each boot.
+#[derive(Clone, Default)]
+struct EventLimit(Arc<Mutex<HashMap<(String, String), Bucket>>>);
+
+/// The events that may be sent at once.
+struct Bucket {
+    tokens: u32,
+    /// The time from which on the next token grows.
+    since: Instant,
+}
+
+impl EventLimit {
+    /// Returns whether an event may be sent.
+    fn take(&self, uid: &str, reason: &str) -> bool {
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        buckets.retain(|_, bucket| bucket.refill(now) < BURST);
+        let bucket = buckets.entry((uid.to_owned(), reason.to_owned()));
+        let bucket = bucket.or_insert(Bucket {
+            tokens: BURST,
+            since: now,
+        });
+        let allowed = bucket.tokens > 0;
+        bucket.tokens = bucket.tokens.saturating_sub(1);
+        allowed
+    }
+}
+
+impl Bucket {
+    /// Adds the tokens that are due, and returns the new number.
+    fn refill(&mut self, now: Instant) -> u32 {
+        while self.tokens < BURST && now.duration_since(self.since) >= REFILL {
+            self.tokens += 1;
+            self.since += REFILL;
+        }
+        self.tokens
+    }
+}
+
 /// The message, cut to what the API server accepts.
 fn shortened(message: &str) -> String {
     let end = (0..=MAX_MESSAGE.min(message.len()))
         .rev()
         .find(|end| message.is_char_boundary(*end));
     message[..end.unwrap_or(0)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::testing::api_server::ApiServer;
+
+    #[tokio::test(start_paused = true)]
+    async fn events_of_one_reason_are_limited() {
+        let api = ApiServer::default();
+        let events = EventSender::new(api.client(), "node1".to_owned());
+        let vmi = |name| Vmi(serde_json::from_value(crate::vmi::testing::scheduled(name)).unwrap());
+        let (first, second) = (vmi("first"), vmi("second"));
+        let count = |name: &str| api.events(name).len();
+        for _ in 0..100 {
+            events.send(&first, Kind::Warning, "GuestPanicked", "again").await;
+        }
+        assert_eq!(count("first"), 25);
+        events.send(&first, Kind::Warning, "SyncFailed", "other").await;
+        events
+            .send(&second, Kind::Warning, "GuestPanicked", "first")
+            .await;
+        assert_eq!((count("first"), count("second")), (26, 1));
+        for (pause, more) in [(REFILL, 1), (2 * REFILL, 2), (1000 * REFILL, 25)] {
+            let before = count("first");
+            advance(pause).await;
+            for _ in 0..100 {
+                events.send(&first, Kind::Warning, "GuestPanicked", "again").await;
+            }
+            assert_eq!(count("first"), before + more, "{pause:?}");
+        }
+        advance(25 * REFILL).await;
+        events.send(&second, Kind::Normal, "Created", "last").await;
+        assert_eq!(events.limit.0.lock().unwrap().len(), 1);
+    }
 }
