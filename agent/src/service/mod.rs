@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -36,6 +37,12 @@ const HEADER_TIMEOUT: Duration = match cfg!(test) {
 const MAX_BUFFER: usize = 16 << 10;
 /// Time to finish the current request after a connection's maximum lifetime.
 const LAST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Silence after which TCP probes a peer, the interval of probes, and the number without an answer that ends the
+/// connection.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// A service on one address.
 #[derive(Debug)]
@@ -104,6 +111,15 @@ fn address(peer: SocketAddr) -> IpAddr {
     peer.ip().to_canonical()
 }
 
+/// Ends connections of peers that vanish. A console may have nothing to send for days.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    Ok(())
+}
+
 async fn connected(
     stream: TcpStream,
     settings: Option<Arc<TlsSettings>>,
@@ -113,6 +129,7 @@ async fn connected(
 ) -> Result<(), String> {
     let settings = settings.ok_or("there are no certificates yet")?;
     let _ = stream.set_nodelay(true);
+    let _ = keep_alive(&stream);
     let stream = timeout(HANDSHAKE_TIMEOUT, settings.accept(stream))
         .await
         .map_err(|_| "the TLS handshake takes too long".to_owned())??;
@@ -150,6 +167,47 @@ async fn connected(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::authority::Authority;
+
+    /// State of the timer of a connection to `port` on 127.0.0.1, as /proc/net/tcp shows it: kind, and hundredths of a
+    /// second.
+    fn timer(port: u16, client: u16) -> Option<(String, u64)> {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let ends = format!("0100007F:{port:04X} 0100007F:{client:04X}");
+        let line = table.lines().find(|line| line.contains(&ends))?;
+        let (kind, rest) = line.split_whitespace().nth(5)?.split_once(':')?;
+        Some((kind.to_owned(), u64::from_str_radix(rest, 16).unwrap()))
+    }
+
+    #[tokio::test]
+    async fn silent_peers_are_probed() {
+        let authority = Authority::new();
+        let (_, tls) = watch::channel(Some(Arc::new(authority.settings())));
+        let (_stop, stopped) = watch::channel(false);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = Service {
+            name: "test",
+            router: Router::new(),
+            connections: 1,
+            connections_per_peer: 1,
+            lifetime: None,
+        };
+        tokio::spawn(service.serve(listener, tls, stopped));
+        let client = TcpStream::connect(address).await.unwrap();
+        let client = client.local_addr().unwrap();
+        let probed = async {
+            loop {
+                // Kind 2 is the probe.
+                match timer(address.port(), client.port()) {
+                    Some((kind, rest)) if kind == "02" => return rest,
+                    _ => sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        let rest = timeout(Duration::from_secs(5), probed).await.unwrap();
+        assert!(rest <= 3000, "{rest}");
+    }
 
     #[test]
     fn a_mapped_address_counts_as_the_address_itself() {
