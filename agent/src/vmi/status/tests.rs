@@ -101,6 +101,18 @@ fn same_state_gives_the_same_status() {
 }
 
 #[test]
+fn vmi_without_volumes_gets_no_list_of_them() {
+    let first = vmi(|vmi| {
+        let status = vmi["status"].as_object_mut().unwrap();
+        status.remove("volumeStatus");
+    });
+    let status = new_status(&first, &running(|_| {}), None);
+    assert_eq!(status.get("volumeStatus"), None);
+    let again = vmi(|vmi| vmi["status"] = status.clone());
+    assert_eq!(new_status(&again, &running(|_| {}), None), status);
+}
+
+#[test]
 fn interfaces_keep_what_others_wrote_and_the_pods_network_is_first() {
     let vmi = vmi(|vmi| {
         vmi["spec"]["networks"] = json!([

@@ -22,7 +22,7 @@ const GENERATED: [&str; 8] = [
 /// Writes targets, sizes and phases into the entries that are there.
 pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], observed: &Observed<'_>) {
     let hotpluggable = vmi.hotpluggable();
-    let Some(entries) = status["volumeStatus"].as_array_mut() else {
+    let Some(entries) = status.get_mut("volumeStatus").and_then(Value::as_array_mut) else {
         return;
     };
     // Who creates a VMI may give it any entry.
