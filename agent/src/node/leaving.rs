@@ -13,6 +13,8 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, open, openat2, statat
 use rustix::io::Errno;
 use tokio::sync::watch;
 
+use crate::vmi::LAUNCHER_VOLUME;
+
 /// The label of Husk's nodes, and its value on one that leaves.
 const LABEL: &str = "husk.io/node";
 const LEAVING: &str = "leaving";
@@ -21,8 +23,6 @@ const LEAVING: &str = "leaving";
 const SHIM: &str = "containerd-shim-husk-v2";
 /// Files that `husk node install` keeps until the handler is removed: the record of the installation, and its journal.
 const RECORDS: [&str; 2] = [".installation", ".change"];
-/// A volume of launcher pods only. The kubelet makes it before it waits for images, and removes it when the pod ends.
-const LAUNCHER_VOLUME: &str = "volumes/kubernetes.io~empty-dir/libvirt-runtime";
 /// Delay before another removal after the first failure, and its maximum.
 const RETRY: Duration = Duration::from_secs(15);
 const MAX_RETRY: Duration = Duration::from_secs(300);

@@ -238,13 +238,14 @@ impl VmiActor {
             };
         }
         let since = *self.without_pod.get_or_insert_with(Instant::now);
-        if since.elapsed() >= FOREIGN_TIMEOUT && vmi.ran_under_husk() {
-            // Directories and records do not outlive a reset of the node, and the kubelet starts no container again.
+        let is_late = since.elapsed() >= FOREIGN_TIMEOUT;
+        // Directories and records do not outlive a reset of the node, and the kubelet starts no container again.
+        if is_late && (vmi.ran_under_husk() || self.pods.have_ended(&vmi.pods_on(&self.node))) {
             let pause = self.write(vmi, &PodState::Lost).await.err();
             return Next::After(pause.unwrap_or(LOOK_INTERVAL));
         }
         let name = format!("{}/{}", vmi.namespace(), vmi.name());
-        if since.elapsed() >= FOREIGN_TIMEOUT && self.foreign.insert(&name) {
+        if is_late && self.foreign.insert(&name) {
             warn!(vmi = name, "the launcher pod does not run under Husk");
             let message = "The launcher pod does not run under Husk: husk-agent does not manage this VMI, and no other \
                            VMI is scheduled on its node";

@@ -20,6 +20,9 @@ use serde_json::Value;
 use super::awaited::{AwaitedVolume, VolumeOfPod};
 use super::object::Vmi;
 
+/// A volume of launcher pods only, in the kubelet's directory of the pod. The kubelet makes it before it waits for
+/// images, and removes it when the pod ends.
+pub const LAUNCHER_VOLUME: &str = "volumes/kubernetes.io~empty-dir/libvirt-runtime";
 /// Directory that an attachment pod shares with its node, in the kubelet's directory of the pod.
 const SHARED: &str = "volumes/kubernetes.io~empty-dir/hotplug-disks";
 /// Socket in it; the process that listens has the volumes with a filesystem.
@@ -126,6 +129,18 @@ impl PodsDir {
     /// root directory.
     pub fn at(pods: PathBuf, logs: PathBuf, root: PathBuf) -> PodsDir {
         PodsDir { pods, logs, root }
+    }
+
+    /// Returns whether these launcher pods, which were ready once, have ended: the kubelet has removed their volumes.
+    pub fn have_ended(&self, launchers: &[&str]) -> bool {
+        let entries = std::fs::read_dir(&self.pods);
+        // The agent's own pod is there, if this is the kubelet's directory.
+        let is_known = entries.is_ok_and(|mut entries| entries.next().is_some());
+        let has_ended = |uid: &&str| {
+            let volume = self.pods.join(uid).join(LAUNCHER_VOLUME);
+            is_component(uid) && matches!(volume.try_exists(), Ok(false))
+        };
+        is_known && launchers.iter().all(has_ended)
     }
 
     /// Opens the data of a volume: a block device, or `disk.img` of a filesystem. Blocks.
@@ -406,6 +421,22 @@ mod tests {
                 ..attachment(true)
             };
             assert!(!matches!(pods.open(&elsewhere).unwrap(), VolumeData::Open(_)));
+        }
+    }
+
+    #[test]
+    fn launchers_have_ended_once_their_volumes_are_gone() {
+        let (folder, pods, _) = kubelet();
+        let ended = folder.path().join("ended");
+        std::fs::create_dir_all(ended.join("volumes")).unwrap();
+        std::fs::create_dir_all(folder.path().join("running").join(LAUNCHER_VOLUME)).unwrap();
+        assert!(pods.have_ended(&["ended", "gone"]));
+        assert!(!pods.have_ended(&["ended", "running"]));
+        assert!(!pods.have_ended(&["../ended"]));
+        // Not the kubelet's directory.
+        for elsewhere in [ended.join("volumes"), folder.path().join("none")] {
+            let pods = PodsDir::at(elsewhere, folder.path().to_owned(), "/".into());
+            assert!(!pods.have_ended(&["gone"]));
         }
     }
 

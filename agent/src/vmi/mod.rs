@@ -27,7 +27,7 @@ use tracing::warn;
 use crate::event::EventSender;
 use crate::watching::{WatchError, backoff, stopped, watch_config};
 use actor::VmiActor;
-pub use attachment::PodsDir;
+pub use attachment::{LAUNCHER_VOLUME, PodsDir};
 use finder::{FinderChannels, Query};
 pub use finder::{RunningVm, VmiFinder};
 use foreign::ForeignList;

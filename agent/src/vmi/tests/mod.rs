@@ -363,6 +363,10 @@ async fn pod_that_is_not_husks_is_left_alone() {
     let mut running = vmi("running");
     running["status"]["phase"] = json!("Running");
     node.api.put(running);
+    // They run under another runtime.
+    for pod in ["stock-pod", "running-pod"] {
+        std::fs::create_dir_all(node.dir.path().join("kubelet").join(pod).join(LAUNCHER_VOLUME)).unwrap();
+    }
     let (_agent, foreign) = node.agent_with_foreign();
     let names = ["default/running".to_owned(), "default/stock".to_owned()];
     until("both are listed", || foreign.borrow().iter().eq(&names)).await;
@@ -373,6 +377,7 @@ async fn pod_that_is_not_husks_is_left_alone() {
             .all(|events| events.len() == 1 && events[0].starts_with("ForeignLauncher"))
     })
     .await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(node.api.writes(), 0);
     assert_eq!(node.phase("running"), "Running");
     // A pod of Husk's that comes late.
@@ -402,6 +407,23 @@ async fn vm_of_a_node_that_was_reset_is_failed() {
         !events.iter().any(|event| event.starts_with("ForeignLauncher")),
         "{events:?}"
     );
+}
+
+#[tokio::test]
+async fn vm_of_a_node_that_was_reset_before_an_agent_wrote_it_is_failed() {
+    let node = Node::new();
+    node.api.put(vmi("vm"));
+    let kubelet = node.dir.path().join("kubelet");
+    // The kubelet has not seen yet that the pod has ended.
+    let volume = kubelet.join("vm-pod").join(LAUNCHER_VOLUME);
+    std::fs::create_dir_all(&volume).unwrap();
+    std::fs::create_dir(kubelet.join("agent-pod")).unwrap();
+    let (_agent, foreign) = node.agent_with_foreign();
+    until("the VMI is listed", || !foreign.borrow().is_empty()).await;
+    assert_eq!(node.phase("vm"), "Scheduled");
+    std::fs::remove_dir(volume).unwrap();
+    node.until_phase("vm", "Failed").await;
+    until("none is listed", || foreign.borrow().is_empty()).await;
 }
 
 #[tokio::test]
