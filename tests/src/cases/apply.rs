@@ -183,17 +183,14 @@ fn unit(name: &str, property: &str) -> Result<String> {
 
 fn refusals(ctx: &TestContext) -> Result<()> {
     let mut wrong = vm("wrong", "Sometimes");
-    let refused = apply(ctx, "wrong.yaml", &[objects()[0].clone(), wrong.clone()])?.fails(2)?;
-    expect_contains(&refused, &["spec.runStrategy"])?;
+    apply(ctx, "wrong.yaml", &[objects()[0].clone(), wrong.clone()])?.fails_with(2, &["spec.runStrategy"])?;
     wrong["spec"]["runStrategy"] = json!("Always");
     wrong["spec"]["template"]["spec"]["domain"]["cpu"] = json!({"cores": 9999});
     apply(ctx, "wrong.yaml", &[wrong])?.fails(2)?;
     // Nothing was stored, not even the Secret of the same file.
-    let none = husk(ctx, &["get", "secret"])?.ok()?;
-    expect_contains(&none, &["No resources found"])?;
+    husk(ctx, &["get", "secret"])?.says(&["No resources found"])?;
     husk(ctx, &["get", "vm", "wrong"])?.fails(1)?;
-    let unknown = husk(ctx, &["get", "pods"])?.fails(2)?;
-    expect_contains(&unknown, &["there are no objects of the kind \"pods\""])?;
+    husk(ctx, &["get", "pods"])?.fails_with(2, &["there are no objects of the kind \"pods\""])?;
     husk(ctx, &["delete", "vm", "wrong"])?.fails(1)?;
     husk(ctx, &["delete", "vm", "wrong", "--ignore-not-found"])?.ok()?;
     Ok(())
@@ -203,37 +200,23 @@ fn life(ctx: &TestContext) -> Result<()> {
     std::fs::create_dir(ctx.path("manifests"))?;
     apply(ctx, "manifests/objects.yaml", &objects())?.ok()?;
     std::fs::write(ctx.path("manifests/vm.json"), whole_vm().to_string())?;
-    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
-    expect_contains(
-        &applied,
-        &[
-            "note: manifests/objects.yaml: web: Service web is ignored",
-            "secret/key unchanged",
-            "persistentvolumeclaim/data unchanged",
-            "virtualmachine.kubevirt.io/whole created",
-            "datavolume.cdi.kubevirt.io/whole-web created",
-            "whole: running",
-        ],
-    )?;
-    let again = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
-    expect_contains(&again, &["virtualmachine.kubevirt.io/whole unchanged"])?;
+    husk(ctx, &["apply", "-f", "manifests"])?.says(&[
+        "note: manifests/objects.yaml: web: Service web is ignored",
+        "secret/key unchanged",
+        "persistentvolumeclaim/data unchanged",
+        "virtualmachine.kubevirt.io/whole created",
+        "datavolume.cdi.kubevirt.io/whole-web created",
+        "whole: running",
+    ])?;
+    husk(ctx, &["apply", "-f", "manifests"])?.says(&["virtualmachine.kubevirt.io/whole unchanged"])?;
     husk(ctx, &["diff", "-f", "manifests"])?.ok()?;
     ensure!(
         unit("whole", "ActiveState")? == "active" && unit("whole", "UnitFileState")? == "enabled",
         "the unit"
     );
-    expect_contains(
-        &husk(ctx, &["get", "vm"])?.ok()?,
-        &["NAME   AGE", "whole", "Running  True"],
-    )?;
-    expect_contains(
-        &husk(ctx, &["get", "dv"])?.ok()?,
-        &["whole-web", "Succeeded", "100.0%"],
-    )?;
-    expect_contains(
-        &husk(ctx, &["get", "pvc"])?.ok()?,
-        &["data", "whole-web", "Bound", "32Mi"],
-    )?;
+    husk(ctx, &["get", "vm"])?.says(&["NAME   AGE", "whole", "Running  True"])?;
+    husk(ctx, &["get", "dv"])?.says(&["whole-web", "Succeeded", "100.0%"])?;
+    husk(ctx, &["get", "pvc"])?.says(&["data", "whole-web", "Bound", "32Mi"])?;
     {
         let console = console(ctx, "whole")?;
         console.send("\n")?;
@@ -253,8 +236,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     }
     changes(ctx)?;
     stop_and_start(ctx)?;
-    let refused = husk(ctx, &["delete", "dv", "whole-web"])?.fails(1)?;
-    expect_contains(&refused, &["a running VM uses the volume whole-web"])?;
+    husk(ctx, &["delete", "dv", "whole-web"])?.fails_with(1, &["a running VM uses the volume whole-web"])?;
     let deleted = husk(ctx, &["delete", "vm", "whole"])?.ok()?;
     expect_contains(&deleted, &["virtualmachine.kubevirt.io/whole deleted"])?;
     let left = husk(ctx, &["get", "pvc", "-o", "name"])?.ok()?;
@@ -279,24 +261,16 @@ fn changes(ctx: &TestContext) -> Result<()> {
     }
     husk(ctx, &["volume", "create", "plugged", "--size", "8Mi"])?.ok()?;
     std::fs::write(ctx.path("manifests/vm.json"), changed.to_string())?;
-    let diff = husk(ctx, &["diff", "-f", "manifests"])?.fails(1)?;
-    expect_contains(&diff, &["+            name: plugged"])?;
-    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
-    expect_contains(
-        &applied,
-        &[
-            "virtualmachine.kubevirt.io/whole configured",
-            "whole: added volume plugged",
-        ],
-    )?;
+    husk(ctx, &["diff", "-f", "manifests"])?.fails_with(1, &["+            name: plugged"])?;
+    husk(ctx, &["apply", "-f", "manifests"])?.says(&[
+        "virtualmachine.kubevirt.io/whole configured",
+        "whole: added volume plugged",
+    ])?;
     changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(10);
     changed["spec"]["template"]["spec"]["hostname"] = json!("renamed");
     std::fs::write(ctx.path("manifests/vm.json"), changed.to_string())?;
-    let applied = husk(ctx, &["apply", "-f", "manifests"])?.ok()?;
-    expect_contains(
-        &applied,
-        &["the change takes effect at the next start: `husk restart whole`"],
-    )?;
+    husk(ctx, &["apply", "-f", "manifests"])?
+        .says(&["the change takes effect at the next start: `husk restart whole`"])?;
     ensure!(unit("whole", "MainPID")? == pid, "the VM was restarted");
     let restarted = husk(ctx, &["restart", "whole"])?.ok()?;
     expect_contains(&restarted, &["whole: running"])?;
@@ -307,7 +281,7 @@ fn changes(ctx: &TestContext) -> Result<()> {
 }
 
 fn stop_and_start(ctx: &TestContext) -> Result<()> {
-    expect_contains(&husk(ctx, &["stop", "whole"])?.ok()?, &["whole: stopped"])?;
+    husk(ctx, &["stop", "whole"])?.says(&["whole: stopped"])?;
     ensure!(
         status(ctx, "whole")?["runStrategy"] == "Halted",
         "the run strategy"
@@ -317,7 +291,7 @@ fn stop_and_start(ctx: &TestContext) -> Result<()> {
         unit("whole", "UnitFileState")? == "disabled",
         "it would start at boot"
     );
-    expect_contains(&husk(ctx, &["start", "whole"])?.ok()?, &["whole: running"])?;
+    husk(ctx, &["start", "whole"])?.says(&["whole: running"])?;
     let console = console(ctx, "whole")?;
     let shell = Shell::small_on(&console)?;
     shell.expect_contains("head -n 1 /dev/vdb", &["kept"])?;
@@ -353,10 +327,7 @@ fn run_strategies(ctx: &TestContext) -> Result<()> {
         ("Once", "Stopped", "Stopped"),
     ] {
         let name = strategy.to_ascii_lowercase();
-        expect_contains(
-            &apply(ctx, "vm.yaml", &[vm(&name, strategy)])?.ok()?,
-            &[&format!("{name}: running")],
-        )?;
+        apply(ctx, "vm.yaml", &[vm(&name, strategy)])?.says(&[&format!("{name}: running")])?;
         {
             let vmm = ctx.json(&["inspect", &name, "-o", "json"])?["vmmPid"].clone();
             sh(ctx, &format!("kill -9 {vmm}"))?;
@@ -394,20 +365,14 @@ fn run_strategies(ctx: &TestContext) -> Result<()> {
         );
         husk(ctx, &["delete", "-f", "vm.yaml"])?.ok()?;
     }
-    expect_contains(
-        &apply(ctx, "vm.yaml", &[vm("manual", "Manual")])?.ok()?,
-        &["manual created"],
-    )?;
+    apply(ctx, "vm.yaml", &[vm("manual", "Manual")])?.says(&["manual created"])?;
     until_status(ctx, "manual", "Stopped")?;
     husk(ctx, &["start", "manual"])?.ok()?;
-    expect_contains(
-        &husk(ctx, &["stop", "--force", "manual"])?.ok()?,
-        &["manual: stopped"],
-    )?;
+    husk(ctx, &["stop", "--force", "manual"])?.says(&["manual: stopped"])?;
     let removed = husk(ctx, &["start", "manual"]).and_then(|_| husk(ctx, &["rm", "manual"]))?;
-    expect_contains(&removed.fails(2)?, &["is a VM of the store: `husk stop manual`"])?;
+    removed.fails_with(2, &["is a VM of the store: `husk stop manual`"])?;
     let changed = vm("manual", "Halted");
-    expect_contains(&apply(ctx, "vm.yaml", &[changed])?.ok()?, &["manual: stopped"])?;
+    apply(ctx, "vm.yaml", &[changed])?.says(&["manual: stopped"])?;
     husk(ctx, &["delete", "vm", "manual"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))
 }
@@ -419,9 +384,8 @@ fn failures(ctx: &TestContext) -> Result<()> {
         "data",
         json!({"persistentVolumeClaim": {"claimName": "none"}}),
     );
-    let failed = apply(ctx, "vm.yaml", &[lost])?.fails(1)?;
-    expect_contains(
-        &failed,
+    apply(ctx, "vm.yaml", &[lost])?.fails_with(
+        1,
         &["error: lost: ErrorPvcNotFound: PVC none not found: apply it"],
     )?;
     until_status(ctx, "lost", "ErrorPvcNotFound")?;
@@ -437,9 +401,8 @@ fn failures(ctx: &TestContext) -> Result<()> {
         "image",
         json!({"containerDisk": {"image": "localhost:5443/disks/none:1"}}),
     );
-    let failed = apply(ctx, "vm.yaml", &[unknown])?.fails(1)?;
-    expect_contains(
-        &failed,
+    apply(ctx, "vm.yaml", &[unknown])?.fails_with(
+        1,
         &[
             "error: unknown: ErrImagePull: image localhost:5443/disks/none:1: ",
             "no such image",
@@ -454,10 +417,8 @@ fn failures(ctx: &TestContext) -> Result<()> {
         ctx,
         "sed -i s/Halted/Sometimes/ data/objects/default/virtualmachine/broken.yaml",
     )?;
-    let shown = husk(ctx, &["get", "vm"])?.ok()?;
-    expect_contains(&shown, &["broken.yaml: ", "spec.runStrategy", "good", "Running"])?;
-    let failed = husk(ctx, &["start", "broken"])?.fails(1)?;
-    expect_contains(&failed, &["broken.yaml: ", "Sometimes"])?;
+    husk(ctx, &["get", "vm"])?.says(&["broken.yaml: ", "spec.runStrategy", "good", "Running"])?;
+    husk(ctx, &["start", "broken"])?.fails_with(1, &["broken.yaml: ", "Sometimes"])?;
     husk(ctx, &["delete", "vm", "good", "broken"])?.ok()?;
 
     let data = |url: String| {
@@ -471,11 +432,11 @@ fn failures(ctx: &TestContext) -> Result<()> {
             },
         })
     };
-    let failed = apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/none.img"))])?.fails(1)?;
-    expect_contains(&failed, &["error: alone: ", "404"])?;
-    expect_contains(&husk(ctx, &["get", "dv"])?.ok()?, &["alone", "Failed"])?;
-    let done = apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/disk.img.gz"))])?.ok()?;
-    expect_contains(&done, &["configured", "alone: the volume is filled"])?;
+    apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/none.img"))])?
+        .fails_with(1, &["error: alone: ", "404"])?;
+    husk(ctx, &["get", "dv"])?.says(&["alone", "Failed"])?;
+    apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/disk.img.gz"))])?
+        .says(&["configured", "alone: the volume is filled"])?;
     husk(ctx, &["delete", "-f", "dv.yaml"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))
 }

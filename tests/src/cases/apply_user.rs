@@ -156,8 +156,8 @@ fn life(ctx: &TestContext, user: &User<'_>) -> Result<()> {
     shell.ok("echo kept | dd of=/dev/vda conv=fsync status=none")?;
     drop(console);
     // Root's store does not have it.
-    let none = ctx.run(&["get", "vm", "--all-namespaces"])?.ok()?;
-    expect_contains(&none, &["No resources found"])?;
+    ctx.run(&["get", "vm", "--all-namespaces"])?
+        .says(&["No resources found"])?;
 
     // As at the end and the begin of a boot: the guest is shut down, and the VM runs again.
     let monitor = user.run(&["husk", "inspect", "mine", "-o", "json"])?;

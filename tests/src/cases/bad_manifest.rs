@@ -17,7 +17,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let image = images::small("6.12")?;
     let good = Manifest::new("good").small(&image, "poweroff");
     let words = good.run_words(ctx)?;
-    expect_contains(&ctx.run(&["validate", "good.yaml"])?.ok()?, &["good is valid"])?;
+    ctx.run(&["validate", "good.yaml"])?.says(&["good is valid"])?;
 
     // As with KubeVirt, wrong types are reported first, and wrong values only if there are none.
     let mistyped = Manifest::new("bad").set("/domain/cpu", json!({"cores": "two"}));
@@ -65,7 +65,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.run(&["run", "absent.yaml"])?;
     let mut unknown = words;
     unknown.extend(["--volume".into(), "nosuch=/dev/null".into()]);
-    expect_contains(&ctx.run(&unknown)?.fails(2)?, &["nosuch"])?;
+    ctx.run(&unknown)?.fails_with(2, &["nosuch"])?;
     ensure!(ctx.list()?.is_empty(), "something was started");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Commands that manage a VM's life cycle.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
@@ -12,7 +12,7 @@ pub const DOCTOR: Case = Case {
     about: "husk doctor finds that VMs can run here, in words and as JSON",
     limit: SMALL,
     run: |ctx| {
-        expect_contains(&ctx.run(&["doctor"])?.ok()?, &["can run VMs"])?;
+        ctx.run(&["doctor"])?.says(&["can run VMs"])?;
         let report = ctx.json(&["doctor", "--json"])?;
         ensure!(report["canRunVms"] == true, "{report:#}");
         let checks = report["checks"].as_array().map_or(0, Vec::len);
@@ -43,28 +43,24 @@ fn life(ctx: &TestContext) -> Result<()> {
     );
     std::fs::write(&file, format!("{text}\n---\n{other}\n"))?;
     words.push("--detach".into());
-    let started = ctx.finish(ctx.husk(&words), TIMEOUT)?.ok()?;
-    expect_contains(&started, &["one\n", "test/one\n"])?;
+    ctx.finish(ctx.husk(&words), TIMEOUT)?
+        .says(&["one\n", "test/one\n"])?;
     ensure!(ctx.list()? == ["one", "test/one"], "listed: {:?}", ctx.list()?);
-    expect_contains(
-        &ctx.run(&["list"])?.ok()?,
-        &["NAMESPACE", "default", "test", "one", "Running", "256Mi"],
-    )?;
+    ctx.run(&["list"])?
+        .says(&["NAMESPACE", "default", "test", "one", "Running", "256Mi"])?;
     let seen = ctx.json(&["inspect", "test/one", "-o", "json"])?;
     ensure!(
         seen["namespace"] == "test" && seen["cpus"] == 1 && seen["memoryBytes"] == 256 << 20,
         "{seen:#}"
     );
-    let again = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
-    expect_contains(&again, &["already running"])?;
+    ctx.finish(ctx.husk(&words), TIMEOUT)?
+        .fails_with(1, &["already running"])?;
     ensure!(ctx.list()?.len() == 2, "a refused run changed what runs");
 
     let console = crate::harness::vm::console(ctx, "one")?;
     console.expect("husk-button: ready", TIMEOUT)?;
-    expect_contains(
-        &ctx.run(&["logs", "one"])?.ok()?,
-        &["Linux version", "HUSK-USERSPACE"],
-    )?;
+    ctx.run(&["logs", "one"])?
+        .says(&["Linux version", "HUSK-USERSPACE"])?;
     let last = ctx.run(&["logs", "one", "--tail", "1"])?.ok()?;
     ensure!(last.lines().count() == 1, "--tail 1 gave: {last}");
     ensure!(
@@ -76,7 +72,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     ensure!(ctx.list()? == ["test/one"], "listed: {:?}", ctx.list()?);
     ctx.run(&["rm", "--force", "test/one"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))?;
-    expect_contains(&ctx.run(&["stop", "one"])?.fails(1)?, &["one"])?;
+    ctx.run(&["stop", "one"])?.fails_with(1, &["one"])?;
     starts_again(ctx, &one)
 }
 

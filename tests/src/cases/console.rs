@@ -1,6 +1,6 @@
 //! The serial console.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
@@ -43,8 +43,9 @@ fn sessions(ctx: &TestContext) -> Result<()> {
 
     let second = console(ctx, "talk")?;
     second.expect("HUSK-USERSPACE", TIMEOUT)?;
-    let first = vm.console().wait(TIMEOUT)?.fails(1)?;
-    expect_contains(&first, &["another session took over"])?;
+    vm.console()
+        .wait(TIMEOUT)?
+        .fails_with(1, &["another session took over"])?;
     second.send("echo from the $((1 + 1))nd\n")?;
     second.expect("from the 2nd", TIMEOUT)?;
     second.send("\x1d")?;
@@ -54,7 +55,7 @@ fn sessions(ctx: &TestContext) -> Result<()> {
     third.expect("from the 2nd", TIMEOUT)?;
     third.send("poweroff -f\n")?;
     vm.powered_off()?;
-    expect_contains(&third.wait(TIMEOUT)?.ok()?, &["talk has ended"])
+    third.wait(TIMEOUT)?.says(&["talk has ended"])
 }
 
 fn stalled(ctx: &TestContext) -> Result<()> {
@@ -71,9 +72,6 @@ fn stalled(ctx: &TestContext) -> Result<()> {
     let _stalled = Session::unheard(ctx.husk(&["console", "flood"]))?;
     vm.console().wait(TIMEOUT)?;
     vm.powered_off()?;
-    let text = log.wait(TIMEOUT)?.ok()?;
-    expect_contains(
-        &text,
-        &["flood 1 0123", "flood 1000 0123", "flood 2000 0123", "husk-42"],
-    )
+    log.wait(TIMEOUT)?
+        .says(&["flood 1 0123", "flood 1000 0123", "flood 2000 0123", "husk-42"])
 }

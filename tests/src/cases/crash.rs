@@ -1,6 +1,6 @@
 //! A guest that crashes ends its VM with an exit status that gives the reason.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
@@ -47,6 +47,5 @@ fn crash(
     let image = images::small(version)?;
     let vm = Vm::start(ctx, &Manifest::new("crash").small_with(&image, word, append))?;
     vm.expect(sign)?;
-    let text = vm.end(TIMEOUT)?.fails(status)?;
-    expect_contains(&text, &[reason])
+    vm.end(TIMEOUT)?.fails_with(status, &[reason])
 }

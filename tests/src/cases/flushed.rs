@@ -1,6 +1,6 @@
 //! Data that a guest has flushed is in the image, even if its VM is killed.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
@@ -45,8 +45,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     vm.console()
         .expect(&format!("husk-flushed: vdc {BLOCKS}\n"), TIMEOUT)?;
     vm.kill("vmmPid")?;
-    let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-    expect_contains(&text, &["SIGKILL"])?;
+    vm.end(Duration::from_secs(20))?.fails_with(1, &["SIGKILL"])?;
     let said = vm.console().output().all();
     let flushed = flushed(&said)?;
     for (disk, _) in DISKS {

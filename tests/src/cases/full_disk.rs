@@ -1,6 +1,6 @@
 //! Full disks on the host.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -75,8 +75,8 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     fill(&runtime)?;
 
     let late = Manifest::new("late").small(&image, "poweroff");
-    let text = ctx.finish(ctx.husk(&late.run_words(ctx)?), TIMEOUT)?.fails(1)?;
-    expect_contains(&text, &["No space left on device"])?;
+    ctx.finish(ctx.husk(&late.run_words(ctx)?), TIMEOUT)?
+        .fails_with(1, &["No space left on device"])?;
 
     // Neither its console nor its end needs disk space.
     shell.ok("dmesg")?;

@@ -85,9 +85,9 @@ fn tells(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
     );
     let lo = &told["interfaces"][0];
     ensure!(lo["interfaceName"] == "lo", "{told}");
-    expect_contains(&ctx.run(&["guest", "info", NAME])?.ok()?, &["Agent", "Kernel"])?;
-    expect_contains(&ctx.run(&["guest", "users", NAME])?.ok()?, &["USER"])?;
-    expect_contains(&ctx.run(&["guest", "fs", NAME])?.ok()?, &["MOUNTPOINT"]).map(drop)
+    ctx.run(&["guest", "info", NAME])?.says(&["Agent", "Kernel"])?;
+    ctx.run(&["guest", "users", NAME])?.says(&["USER"])?;
+    ctx.run(&["guest", "fs", NAME])?.says(&["MOUNTPOINT"])
 }
 
 fn commands(ctx: &TestContext) -> Result<()> {
@@ -96,10 +96,7 @@ fn commands(ctx: &TestContext) -> Result<()> {
     ensure!(text == "said in the guest\n", "{text:?}");
     exec(&["/bin/busybox", "sh", "-c", "exit 5"])?.fails(5)?;
     exec(&["/bin/busybox", "sh", "-c", "kill -9 $$"])?.fails(137)?;
-    expect_contains(
-        &exec(&["/bin/none"])?.fails(1)?,
-        &["guest-exec failed in the guest"],
-    )?;
+    exec(&["/bin/none"])?.fails_with(1, &["guest-exec failed in the guest"])?;
     let long = ctx.run(&[
         "guest",
         "exec",
@@ -111,7 +108,7 @@ fn commands(ctx: &TestContext) -> Result<()> {
         "sleep",
         "60",
     ])?;
-    expect_contains(&long.fails(1)?, &["did not end within 2s"])?;
+    long.fails_with(1, &["did not end within 2s"])?;
     let large = exec(&["/bin/busybox", "sh", "-c", "yes husk | head -c 2000000"])?.ok()?;
     ensure!(large.len() == 2_000_000, "{} bytes", large.len());
     Ok(())
@@ -122,19 +119,17 @@ fn freeze(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
     shell.ok("echo acknowledged > /mnt/file")?;
     shell.send("while echo more >> /mnt/more; do :; done &")?;
     shell.ok("until [ -s /mnt/more ]; do :; done")?;
-    expect_contains(
-        &ctx.run(&["guest", "freeze", NAME])?.ok()?,
-        &["frozen; thawed in "],
-    )?;
-    let again = ctx.run(&["guest", "freeze", NAME])?.ok()?;
-    expect_contains(&again, &["frozen already; thawed in "])?;
+    ctx.run(&["guest", "freeze", NAME])?
+        .says(&["frozen; thawed in "])?;
+    ctx.run(&["guest", "freeze", NAME])?
+        .says(&["frozen already; thawed in "])?;
     let size = || shell.ok("cat /mnt/more | wc -c");
     ensure!(size()? == size()?, "the file grows while it is frozen");
     ensure!(told(ctx)?["fsFreezeStatus"] == "frozen", "{}", told(ctx)?);
     sh(ctx, "cp data.img copy.img")?;
-    expect_contains(&ctx.run(&["guest", "thaw", NAME])?.ok()?, &["thawed"])?;
-    let again = ctx.run(&["guest", "thaw", NAME])?.fails(1)?;
-    expect_contains(&again, &["were thawed already"])?;
+    ctx.run(&["guest", "thaw", NAME])?.says(&["thawed"])?;
+    ctx.run(&["guest", "thaw", NAME])?
+        .fails_with(1, &["were thawed already"])?;
     let checked = sh(ctx, "e2fsck -fn copy.img; debugfs -R 'cat /file' copy.img")?;
     expect_contains(&checked, &["acknowledged"])?;
     let clean = sh(ctx, "dumpe2fs -h copy.img")?;
@@ -159,10 +154,8 @@ fn gone_and_back(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
         let shown = ctx.run(&["guest", "info", NAME])?;
         Ok(shown.text.contains("no longer connected"))
     })?;
-    expect_contains(
-        &ctx.run(&["guest", "thaw", NAME])?.fails(1)?,
-        &["no guest agent is connected"],
-    )?;
+    ctx.run(&["guest", "thaw", NAME])?
+        .fails_with(1, &["no guest agent is connected"])?;
     // Another program floods the port, with a line of 10 MiB among it, and reads nothing.
     shell.ok(&format!(
         "{{ head -c 300000 /dev/urandom; head -c 10485760 /dev/zero; echo; }} > {PORT}"

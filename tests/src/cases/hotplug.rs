@@ -1,6 +1,6 @@
 //! Volumes that are plugged into a running VM and unplugged.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -130,11 +130,11 @@ fn one(ctx: &TestContext) -> Result<()> {
             let another = image(ctx, "another", 16)?;
             let mut again = ctx.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
             again.arg(&another);
-            expect_contains(&ctx.finish(again, TIMEOUT)?.fails(1)?, &["first"])?;
+            ctx.finish(again, TIMEOUT)?.fails_with(1, &["first"])?;
             shell.ok("test $(ls -d /sys/block/sd* | wc -l) = 1")?;
             let words = other(&path)?.run_words(ctx)?;
-            let text = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
-            expect_contains(&text, &["first.img"])
+            ctx.finish(ctx.husk(&words), TIMEOUT)?
+                .fails_with(1, &["first.img"])
         });
         shell.send("reboot -f")?;
     }
@@ -172,9 +172,9 @@ fn one(ctx: &TestContext) -> Result<()> {
     // A missing volume cannot be removed, and a missing file cannot be added.
     ctx.part("refused", || {
         let gone = ctx.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
-        expect_contains(&ctx.finish(gone, TIMEOUT)?.fails(1)?, &["first"])?;
+        ctx.finish(gone, TIMEOUT)?.fails_with(1, &["first"])?;
         let absent = ctx.husk(&["addvolume", vm.name(), "--volume-name", "no", "--path", "no.img"]);
-        expect_contains(&ctx.finish(absent, TIMEOUT)?.fails(1)?, &["no.img"])
+        ctx.finish(absent, TIMEOUT)?.fails_with(1, &["no.img"])
     });
     shell.ok("echo the guest goes on")?;
     shell.send("poweroff -f")?;

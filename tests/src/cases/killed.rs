@@ -1,6 +1,6 @@
 //! The processes of a VM, killed one at a time.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::Process;
 use crate::harness::vm::{Vm, console};
@@ -16,8 +16,7 @@ pub const VMM: Case = Case {
     run: |ctx| {
         let vm = start(ctx)?;
         vm.kill("vmmPid")?;
-        let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-        expect_contains(&text, &["SIGKILL"])
+        vm.end(Duration::from_secs(20))?.fails_with(1, &["SIGKILL"])
     },
 };
 
@@ -30,8 +29,8 @@ pub const MONITOR: Case = Case {
         let vmm = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid")?;
         vm.kill("monitorPid")?;
         ends(i32::try_from(vmm)?, Duration::from_secs(10))?;
-        let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-        expect_contains(&text, &["monitor died"])?;
+        vm.end(Duration::from_secs(20))?
+            .fails_with(1, &["monitor died"])?;
         // The name is free again.
         let vm = start(ctx)?;
         vm.discard()

@@ -97,7 +97,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         .volume("root", &image)
         .small(&images::small("6.12")?, "disks");
     let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), TIMEOUT)?;
-    expect_contains(&refused.fails(1)?, &["volume \"root\":", "is in use"])?;
+    refused.fails_with(1, &["volume \"root\":", "is in use"])?;
     for (shell, name) in shells.iter().zip(names) {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
         for (disk, sector) in [("vda", 1), ("vda", 20_000), ("vdb", 1), ("vdb", 20_000)] {
@@ -111,7 +111,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
     }
     for vm in &vms {
         let answer = vm.run().wait(TIMEOUT)?;
-        expect_contains(&answer.ok()?, &["powered off"])?;
+        answer.says(&["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))?;
     ensure!(

@@ -92,9 +92,9 @@ fn refusals(ctx: &TestContext) -> Result<()> {
         let errors = refused.lines().filter(|line| line.starts_with("error: "));
         ensure!(errors.count() == 1, "{refused}");
     }
-    let left = ctx.run(&["images", "list"])?.ok()?;
-    expect_contains(&left, &["no image is in the store"])?;
-    expect_contains(&ctx.run(&["images", "prune"])?.ok()?, &["0 removed"])?;
+    ctx.run(&["images", "list"])?
+        .says(&["no image is in the store"])?;
+    ctx.run(&["images", "prune"])?.says(&["0 removed"])?;
     Ok(())
 }
 
@@ -162,15 +162,14 @@ fn vms(ctx: &TestContext, registry: Session) -> Result<()> {
     other.expect_contains("head -n 1 /dev/vda", &[MARK])?;
     let cost = allocated(&ctx.path("data"))?.saturating_sub(before);
     ensure!(cost <= SECOND, "the second VM costs {cost} bytes");
-    let list = ctx.run(&["images", "list"])?.ok()?;
-    expect_contains(&list, &[DISK, KERNEL])?;
-    let used = ctx.run(&["images", "rm", DISK])?.fails(1)?;
-    expect_contains(&used, &["a running VM uses localhost:5443/disks/data:1"])?;
+    ctx.run(&["images", "list"])?.says(&[DISK, KERNEL])?;
+    ctx.run(&["images", "rm", DISK])?
+        .fails_with(1, &["a running VM uses localhost:5443/disks/data:1"])?;
     for shell in [&shell, &other] {
         shell.send("poweroff -f")?;
     }
     for vm in [&one, &two] {
-        expect_contains(&vm.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
+        vm.run().wait(TIMEOUT)?.says(&["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))
 }
@@ -179,8 +178,8 @@ fn removal(ctx: &TestContext) -> Result<()> {
     ctx.run(&["images", "rm", DISK, KERNEL])?.ok()?;
     let left = allocated(&ctx.path("data"))?;
     ensure!(left == 0, "{left} bytes are left");
-    let unknown = ctx.run(&["images", "rm", DISK])?.fails(1)?;
-    expect_contains(&unknown, &["no image localhost:5443/disks/data:1 in the store"])?;
+    ctx.run(&["images", "rm", DISK])?
+        .fails_with(1, &["no image localhost:5443/disks/data:1 in the store"])?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Tests of `husk stop`.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
@@ -32,8 +32,8 @@ fn button(ctx: &TestContext, kernel: &str) -> Result<()> {
     let manifest = Manifest::new("stop").small(&images::small(kernel)?, "button");
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-button: ready")?;
-    let stop = ctx.finish(ctx.husk(&["stop", "stop"]), TIMEOUT)?.ok()?;
-    expect_contains(&stop, &["powered off"])?;
+    ctx.finish(ctx.husk(&["stop", "stop"]), TIMEOUT)?
+        .says(&["powered off"])?;
     vm.expect("husk-button: pressed")?;
     vm.powered_off()
 }
@@ -47,10 +47,10 @@ fn grace(ctx: &TestContext) -> Result<()> {
     ctx.finish(ctx.husk(&words), TIMEOUT)?.ok()?;
     let took = asked.elapsed();
     ensure!(took >= Duration::from_secs(3), "killed after {took:?}");
-    let text = vm.end(TIMEOUT)?.fails(1)?;
-    expect_contains(&text, &["did not power off within 3 s"])?;
+    vm.end(TIMEOUT)?
+        .fails_with(1, &["did not power off within 3 s"])?;
 
     let vm = Vm::start(ctx, &manifest)?;
     ctx.run(&["rm", "--force", "deaf"])?.ok()?;
-    expect_contains(&vm.end(TIMEOUT)?.fails(1)?, &["killed on request"])
+    vm.end(TIMEOUT)?.fails_with(1, &["killed on request"])
 }

@@ -1,7 +1,7 @@
 //! A VM that follows its manifest while it runs.
 
 use crate::cases::hotplug::{comes, goes, image, shell};
-use crate::harness::context::{CommandResult, TestContext, expect_contains};
+use crate::harness::context::{CommandResult, TestContext};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -53,16 +53,13 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = shell(&vm)?;
     let path = image(ctx, "data", 16)?;
 
-    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to change"])?;
+    sync(ctx, &plain, &[])?.says(&["nothing to change"])?;
     // The options do not give the path of the volume.
-    expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "pending"])?;
-    expect_contains(
-        &sync(ctx, &wanted, &at("data", &path))?.ok()?,
-        &["added volume data"],
-    )?;
+    sync(ctx, &wanted, &[])?.fails_with(1, &["volume data", "pending"])?;
+    sync(ctx, &wanted, &at("data", &path))?.says(&["added volume data"])?;
     let disk = comes(&shell, "data")?;
     has(&shell, &disk, 16)?;
-    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to change"])?;
+    sync(ctx, &wanted, &[])?.says(&["nothing to change"])?;
 
     File::options().write(true).open(&path)?.set_len(40 * MIB)?;
     // The monitor may have noticed the change already; the guest must see it in either case.
@@ -75,18 +72,15 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     ctx.part("refused", || {
         let other = wanted.clone().memory("512Mi").cpu(1, 2, 1);
-        let text = sync(ctx, &other, &[])?.fails(2)?;
-        expect_contains(
-            &text,
-            &["spec.domain.resources.requests.memory", "spec.domain.cpu"],
-        )?;
+        sync(ctx, &other, &[])?
+            .fails_with(2, &["spec.domain.resources.requests.memory", "spec.domain.cpu"])?;
         has(&shell, &disk, 40)
     });
     ctx.part("paused", || {
         let state = |state: &str| ["--state", state].map(OsString::from);
-        expect_contains(&sync(ctx, &wanted, &state("paused"))?.ok()?, &["paused"])?;
+        sync(ctx, &wanted, &state("paused"))?.says(&["paused"])?;
         vm.until("it stands still", TIMEOUT, |vm| vm["paused"] == true)?;
-        expect_contains(&sync(ctx, &wanted, &state("running"))?.ok()?, &["resumed"])?;
+        sync(ctx, &wanted, &state("running"))?.says(&["resumed"])?;
         shell.ok("echo the guest goes on").map(drop)
     });
 
@@ -99,9 +93,9 @@ fn run(ctx: &TestContext) -> Result<()> {
     vm.discard()?;
     let vm = Vm::restore(ctx, &saved, "synced")?;
     let shell = Shell::going_on(vm.console())?;
-    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to change"])?;
+    sync(ctx, &wanted, &[])?.says(&["nothing to change"])?;
     has(&shell, &disk, 40)?;
-    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["removed volume data"])?;
+    sync(ctx, &plain, &[])?.says(&["removed volume data"])?;
     goes(&shell, "data")?;
     let bytes = std::fs::read(&path)?;
     ensure!(
@@ -131,23 +125,17 @@ fn discs(ctx: &TestContext, empty: &Manifest, shell: &Shell<'_>) -> Result<()> {
     };
     let (added, removed) = ("added volume cd", "removed volume cd");
     reads("No medium found")?;
-    expect_contains(&sync(ctx, &with("first"), &at("cd", &first))?.ok()?, &[added])?;
+    sync(ctx, &with("first"), &at("cd", &first))?.says(&[added])?;
     reads("this is the first disc")?;
     // Another claim is another disc.
-    expect_contains(
-        &sync(ctx, &with("second"), &at("cd", &second))?.ok()?,
-        &[removed, added],
-    )?;
+    sync(ctx, &with("second"), &at("cd", &second))?.says(&[removed, added])?;
     reads("this is the second disc")?;
     // The kernel locks the tray while the drive is open. No program in this guest acts on eject requests.
     shell.ok("exec 5</dev/sr0")?;
-    expect_contains(
-        &sync(ctx, empty, &[])?.fails(1)?,
-        &["volume cd", "prevents removal"],
-    )?;
+    sync(ctx, empty, &[])?.fails_with(1, &["volume cd", "prevents removal"])?;
     reads("this is the second disc")?;
     shell.ok("exec 5<&-")?;
-    expect_contains(&sync(ctx, empty, &[])?.ok()?, &[removed])?;
+    sync(ctx, empty, &[])?.says(&[removed])?;
     reads("No medium found")
 }
 

@@ -1,6 +1,6 @@
 //! Users other than root.
 
-use crate::harness::context::{TestContext, expect_contains, files_in, program};
+use crate::harness::context::{TestContext, files_in, program};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
@@ -45,16 +45,15 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("in group kvm", || {
         let command = as_user(&home, Some(kvm), &words)?;
         let run = Session::piped(command, &ctx.log("mine.run.log"))?;
-        let answer = run.wait(TIMEOUT)?.ok()?;
-        expect_contains(&answer, &["mine: running", "powered off"])?;
+        run.wait(TIMEOUT)?.says(&["mine: running", "powered off"])?;
         let left = files_in(&home.join("run/husk"));
         ensure!(left.is_empty(), "left behind: {left:?}");
         Ok(())
     });
     ctx.part("not in group kvm", || {
         let run = Session::piped(as_user(&home, None, &words)?, &ctx.log("mine.refused.log"))?;
-        let text = run.wait(TIMEOUT)?.fails(1)?;
-        expect_contains(&text, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
+        run.wait(TIMEOUT)?
+            .fails_with(1, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
     });
     Ok(())
 }

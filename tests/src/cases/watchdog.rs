@@ -84,8 +84,8 @@ fn reset(ctx: &TestContext) -> Result<()> {
     // Off until somebody opens it.
     sleep(RUN_OUT);
     shell.ok("true")?;
-    let log = ctx.run(&["logs", "reset", "--monitor"])?.ok()?;
-    expect_contains(&log, &["the guest's watchdog ran out", "ACTION_RESET"])?;
+    ctx.run(&["logs", "reset", "--monitor"])?
+        .says(&["the guest's watchdog ran out", "ACTION_RESET"])?;
     vm.discard()
 }
 
@@ -94,8 +94,8 @@ fn poweroff(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok(&format!("{DRIVER}; {KEEPER}"))?;
     kill_keeper(&shell)?;
-    let text = vm.end(TIMEOUT)?.fails(14)?;
-    expect_contains(&text, &["watchdog ran out, and its action is to power off"])
+    vm.end(TIMEOUT)?
+        .fails_with(14, &["watchdog ran out, and its action is to power off"])
 }
 
 fn shutdown(ctx: &TestContext) -> Result<()> {
@@ -115,7 +115,7 @@ fn pause(ctx: &TestContext) -> Result<()> {
     kill_keeper(&shell)?;
     let seen = vm.until("paused", TIMEOUT, |vm| vm["paused"] == true)?;
     ensure!(seen["reason"] == "PausedWatchdog", "{seen}");
-    expect_contains(&ctx.run(&["list"])?.ok()?, &["Running (PausedWatchdog)"])?;
+    ctx.run(&["list"])?.says(&["Running (PausedWatchdog)"])?;
     vm.run().expect("paused: the guest's watchdog ran out", TIMEOUT)?;
     ctx.run(&["resume", "pause"])?.ok()?;
     sleep(RUN_OUT);

@@ -61,6 +61,16 @@ impl CommandResult {
         ensure!(!self.text.contains("panicked at"), "a panic:\n{}", self.text);
         Ok(self.text)
     }
+
+    /// Checks that the status is 0, and that the text contains each of `words`.
+    pub fn says(self, words: &[&str]) -> Result<()> {
+        expect_contains(&self.ok()?, words)
+    }
+
+    /// Checks what [`CommandResult::fails`] does, and that the text contains each of `words`.
+    pub fn fails_with(self, status: i32, words: &[&str]) -> Result<()> {
+        expect_contains(&self.fails(status)?, words)
+    }
 }
 
 impl TestContext {

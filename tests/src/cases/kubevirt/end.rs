@@ -1,7 +1,7 @@
 //! The ends of VMs: power-off, panic, forced stop and restart, node drain.
 
 use crate::harness::Case;
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{instance, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use anyhow::{Result, ensure};
@@ -101,9 +101,8 @@ fn drain(c: &KubeVirt<'_>) -> Result<()> {
         "--pod-selector=app",
     ];
     // KubeVirt's own webhook protects the VM that asks for a migration, which Husk does not have.
-    let refused = c.kubectl(&words)?.fails(1)?;
-    expect_contains(
-        &refused,
+    c.kubectl(&words)?.fails_with(
+        1,
         &["is configured with an eviction strategy but is not live-migratable"],
     )?;
     c.until_true("the VM is not evicted", || {

@@ -104,7 +104,7 @@ fn views(c: &KubeVirt<'_>) -> Result<()> {
     );
     let commands = info["supportedCommands"].as_array().map(Vec::len);
     ensure!(commands.is_some_and(|commands| commands > 20), "{info}");
-    expect_contains(&c.virtctl(&["userlist", VM])?.ok()?, &["items"])?;
+    c.virtctl(&["userlist", VM])?.says(&["items"])?;
     c.until_true("the mounted file system is not listed", || {
         let listed = c.virtctl(&["fslist", VM])?.ok()?;
         Ok(if listed.contains("\"/mnt\"") {
@@ -211,8 +211,8 @@ fn ssh_keys(c: &KubeVirt<'_>) -> Result<()> {
 fn gone_and_back(c: &KubeVirt<'_>) -> Result<()> {
     c.in_guest(VM, |shell| shell.ok("kill $(cat /run/qemu-ga.pid)").map(drop))?;
     c.until(VMI, VM, CONNECTED, "")?;
-    let refused = c.virtctl(&["guestosinfo", VM])?.fails(1)?;
-    expect_contains(&refused, &["VMI does not have guest agent connected"])?;
+    c.virtctl(&["guestosinfo", VM])?
+        .fails_with(1, &["VMI does not have guest agent connected"])?;
     let start = "qemu-ga --daemonize --pidfile /run/qemu-ga.pid --statedir /run";
     c.in_guest(VM, |shell| shell.ok(start).map(drop))?;
     c.until(VMI, VM, CONNECTED, "True")

@@ -1,6 +1,6 @@
 //! The life of a VirtualMachine.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::virtual_machine;
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use crate::harness::{Case, until};
@@ -89,8 +89,8 @@ fn subresources(c: &KubeVirt<'_>) -> Result<()> {
     ensure!(uid == c.field(VMI, VM, ".metadata.uid")?, "another VMI");
     // Without a guest agent these are KubeVirt's own errors.
     for command in ["guestosinfo", "userlist", "fslist"] {
-        let refused = c.virtctl(&[command, VM])?.fails(1)?;
-        expect_contains(&refused, &["VMI does not have guest agent connected"])?;
+        c.virtctl(&[command, VM])?
+            .fails_with(1, &["VMI does not have guest agent connected"])?;
     }
     let expected = [
         "VirtualMachineInstance paused",

@@ -1,7 +1,7 @@
 //! The network of VMs: pods, Services, `virtctl expose` and `port-forward`, the kubelet's statistics.
 
 use crate::harness::Case;
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{client_pod, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use anyhow::{Context, Result, ensure};
@@ -85,20 +85,18 @@ fn vm_to_pod(c: &KubeVirt<'_>) -> Result<()> {
 
 /// A Service of the VMI's labels, as `virtctl` makes it.
 fn expose(c: &KubeVirt<'_>) -> Result<()> {
-    let made = c
-        .virtctl(&[
-            "expose",
-            "vm",
-            VM,
-            "--name",
-            VM,
-            "--port",
-            "8080",
-            "--target-port",
-            "80",
-        ])?
-        .ok()?;
-    expect_contains(&made, &["successfully created"])?;
+    c.virtctl(&[
+        "expose",
+        "vm",
+        VM,
+        "--name",
+        VM,
+        "--port",
+        "8080",
+        "--target-port",
+        "80",
+    ])?
+    .says(&["successfully created"])?;
     let address = c.field("service", VM, ".spec.clusterIP")?;
     c.until_true("the Service has no endpoint", || {
         let seen = c.field(

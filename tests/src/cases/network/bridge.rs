@@ -105,7 +105,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         privileges::cannot_change_networks(second.pid("vmmPid")?, &namespaces)
     });
     shell.send("poweroff -f")?;
-    expect_contains(&first.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
+    first.run().wait(TIMEOUT)?.says(&["powered off"])?;
     let [one_before, two_before] = &before;
     returns(ctx, "pod after poweroff", &one.netns, one_before);
     second.kill("vmmPid")?;

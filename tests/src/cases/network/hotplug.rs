@@ -142,8 +142,7 @@ fn refused(ctx: &TestContext) -> Result<()> {
         (&["removeinterface", "plug", "default"], "default"),
         (&["removeinterface", "plug", "green"], "green"),
     ] {
-        let text = ctx.run(words)?.fails(1)?;
-        expect_contains(&text, &[told])?;
+        ctx.run(words)?.fails_with(1, &[told])?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Logs in to a guest with an SSH server, by a key in its manifest.
 
 use crate::harness::TIMEOUT;
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
 use anyhow::{Result, ensure};
@@ -28,7 +28,7 @@ pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
         command.arg(&key).args(["-o", "BatchMode=yes", remote]);
         ctx.finish(command, TIMEOUT)
     };
-    expect_contains(&ssh("echo $(id -un) at $(hostname)")?.ok()?, &["debian at demo"])?;
+    ssh("echo $(id -un) at $(hostname)")?.says(&["debian at demo"])?;
     let answer = ssh("exit 7")?;
     ensure!(answer.status == 7, "status {}: {}", answer.status, answer.text);
     Ok(())
@@ -53,7 +53,7 @@ pub fn logs_in_by_vsock(vm: &Vm<'_>) -> Result<()> {
     command.args(["-o", "BatchMode=yes", "-i"]).arg(ctx.path("key"));
     command.args(["debian@demo", "echo $(id -un) by vsock"]);
     command.envs(husk.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    expect_contains(&ctx.finish(command, TIMEOUT)?.ok()?, &["debian by vsock"])?;
+    ctx.finish(command, TIMEOUT)?.says(&["debian by vsock"])?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use super::bridge::TO_RETURN;
 use super::guest::{self, STREAM, pings, ready, request};
 use crate::harness::capture::Capture;
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::netns::Netns;
 use crate::harness::pod::{self, Node};
@@ -97,10 +97,10 @@ fn run(ctx: &TestContext) -> Result<()> {
         Ok(())
     });
     first.kill("monitorPid")?;
-    expect_contains(
-        &first.run().wait(Duration::from_secs(20))?.fails(1)?,
-        &["monitor died"],
-    )?;
+    first
+        .run()
+        .wait(Duration::from_secs(20))?
+        .fails_with(1, &["monitor died"])?;
     // The next command removes the leftovers of a killed monitor.
     ctx.list()?;
     ctx.part("the other goes on", || pings(&other, Node::OUTSIDE));

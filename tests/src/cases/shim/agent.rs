@@ -4,7 +4,7 @@ use super::kubelet::{LABEL, RUNTIME_CLASS};
 use super::pod;
 use crate::harness::Case;
 use crate::harness::containerd::{BRIDGE, Version};
-use crate::harness::context::{TestContext, expect_contains, program};
+use crate::harness::context::{TestContext, program};
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::kill;
@@ -320,13 +320,10 @@ fn deleted(ctx: &TestContext, c: &Cluster<'_>, pod: &str) -> Result<()> {
         Ok(c.field(KIND, VMI, "{.status.phase}")? == "Succeeded")
     })?;
     let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-    expect_contains(
-        &events.ok()?,
-        &[
-            "Signaled Graceful Shutdown",
-            "The VirtualMachineInstance was shut down.",
-        ],
-    )?;
+    events.says(&[
+        "Signaled Graceful Shutdown",
+        "The VirtualMachineInstance was shut down.",
+    ])?;
     c.kubectl(&["delete", "pod", VMI, "--wait=true"])?.ok()?;
     let finalizers = json!({"metadata": {"finalizers": null}}).to_string();
     c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &finalizers])?

@@ -69,8 +69,8 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         c.nothing_left()
     });
     ctx.part("panic", || {
-        let said = c.run(&vm("panic"), &[], "small", "panic")?.fails(10)?;
-        expect_contains(&said, &["husk-panic: now", "panic"])?;
+        c.run(&vm("panic"), &[], "small", "panic")?
+            .fails_with(10, &["husk-panic: now", "panic"])?;
         c.nothing_left()
     });
     ctx.part("console", || console(c));
@@ -145,9 +145,9 @@ fn states(c: &Containerd<'_>) -> Result<()> {
         c.ctr(&["tasks", asked, "states"])?.ok()?;
         c.until("states", state, Duration::from_secs(10))?;
     }
-    expect_contains(&c.ctr(&["tasks", "ps", "states"])?.ok()?, &[&pid.to_string()])?;
-    let numbers = c.ctr(&["tasks", "metrics", "states"])?.ok()?;
-    expect_contains(&numbers, &["memory.usage", "cpu.usage"])?;
+    c.ctr(&["tasks", "ps", "states"])?.says(&[&pid.to_string()])?;
+    c.ctr(&["tasks", "metrics", "states"])?
+        .says(&["memory.usage", "cpu.usage"])?;
     let exec = c.ctr(&["tasks", "exec", "--exec-id", "x", "states", "ls"])?;
     ensure!(exec.status != 0, "exec did something: {}", exec.text);
     expect_contains(&exec.text, &["exec is not supported", "attach to the console"])?;
@@ -184,8 +184,8 @@ fn devices(c: &Containerd<'_>) -> Result<()> {
         vm("disks,write,poweroff").disk(&name, json!({"persistentVolumeClaim": {"claimName": "any"}}));
     let path = disk.0.display().to_string();
     std::fs::write(&disk.0, vec![0xa5; 4096])?;
-    let said = c.run(&manifest, &["--device", &path], "small", "device")?.ok()?;
-    expect_contains(&said, &["husk-disk-vda: size=16384 ro=0", "husk-write:"])?;
+    c.run(&manifest, &["--device", &path], "small", "device")?
+        .says(&["husk-disk-vda: size=16384 ro=0", "husk-write:"])?;
     let mut first = [0xff; 4096];
     std::io::Read::read_exact(&mut std::fs::File::open(&disk.0)?, &mut first)?;
     ensure!(first == [0; 4096], "nothing was written to the device");
@@ -201,7 +201,7 @@ fn mounts(c: &Containerd<'_>) -> Result<()> {
     let mount = format!("type=bind,src={},dst={DATA},options=rbind:rw", folder.display());
     let attempt = |name: &str| c.run(&manifest, &["--mount", &mount], "small", name);
     std::fs::File::create(&image)?.set_len(4 << 20)?;
-    expect_contains(&attempt("mount")?.ok()?, &["husk-disk-vda: size=8192 ro=0"])?;
+    attempt("mount")?.says(&["husk-disk-vda: size=8192 ro=0"])?;
     std::fs::remove_file(&image)?;
     std::os::unix::fs::symlink("/etc/shadow", &image)?;
     refused(&attempt("symlink")?.text, "symbolic link")?;

@@ -4,7 +4,7 @@ use super::ctr::vm;
 use crate::cases::hotplug::{comes, goes, settle};
 use crate::harness::TIMEOUT;
 use crate::harness::containerd::Containerd;
-use crate::harness::context::{CommandResult, expect_contains};
+use crate::harness::context::CommandResult;
 use crate::harness::guest::Shell;
 use anyhow::Result;
 use serde_json::json;
@@ -42,8 +42,8 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     let elsewhere = ctx.path("elsewhere.img");
     File::create(&elsewhere)?.set_len(16 << 20)?;
     std::os::unix::fs::symlink(&elsewhere, folder.join("link.img"))?;
-    expect_contains(
-        &add(&elsewhere.display().to_string())?.fails(1)?,
+    add(&elsewhere.display().to_string())?.fails_with(
+        1,
         &["is not in a mount, the devices or the hotplug directory of this pod"],
     )?;
     add(&format!("{HOTPLUG}/link.img"))?.fails(1)?;
@@ -65,7 +65,7 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
         std::fs::write(&file, manifest.json())?;
         let mut sync = ctx.husk(&["sync", "pods/plugged", "-f"]);
         sync.arg(&file);
-        expect_contains(&ctx.finish(sync, TIMEOUT)?.ok()?, &[does])?;
+        ctx.finish(sync, TIMEOUT)?.says(&[does])?;
         match does.starts_with("added") {
             true => drop(comes(&shell, "data")?),
             false => goes(&shell, "data")?,

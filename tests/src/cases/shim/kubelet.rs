@@ -66,8 +66,8 @@ fn run(ctx: &TestContext) -> Result<()> {
         shell.expect_contains(&format!("grep -a -o {CONTENT} /dev/vdb | head -1"), &[CONTENT])
     });
     ctx.part("logs", || {
-        let logs = c.kubectl(&["logs", "guest", "-c", "compute"])?.ok()?;
-        expect_contains(&logs, &["Linux version 6.12", "HUSK-USERSPACE"])
+        c.kubectl(&["logs", "guest", "-c", "compute"])?
+            .says(&["Linux version 6.12", "HUSK-USERSPACE"])
     });
     ctx.part("stats", || stats(c));
     drop(attached);

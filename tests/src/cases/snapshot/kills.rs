@@ -3,7 +3,7 @@
 use super::{SAVE, text};
 use crate::cases::fio::seed;
 use crate::harness::chance::Chance;
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::{self, descendants};
@@ -159,7 +159,7 @@ fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
         }
     } else {
         let refused = ctx.finish(ctx.husk(&["restore", &text(dir), "--name", "half"]), TIMEOUT)?;
-        expect_contains(&refused.fails(1)?, &["not a complete snapshot", &text(dir)])?;
+        refused.fails_with(1, &["not a complete snapshot", &text(dir)])?;
     }
     Ok(std::fs::remove_dir_all(dir)?)
 }
@@ -199,7 +199,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
             // One that was starting may have ended by itself meanwhile.
             let stopped = ctx.run(&["stop", "--force", "victim"])?;
             if stopped.status != 0 {
-                expect_contains(&stopped.fails(1)?, &["no VM victim is running"])?;
+                stopped.fails_with(1, &["no VM victim is running"])?;
             }
         }
         let _ = command.wait(TIMEOUT)?;

@@ -3,7 +3,7 @@
 
 use super::{SAVE, check_load, load, manifest, text};
 use crate::cases::network::guest::{self, ready};
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::datapath::Datapath;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
@@ -56,8 +56,8 @@ fn disks(ctx: &TestContext) -> Result<()> {
         "--resume",
         "--checksums",
     ];
-    let said = ctx.finish(ctx.husk(&snapshot), SAVE)?.ok()?;
-    expect_contains(&said, &["saving rest of memory"])?;
+    ctx.finish(ctx.husk(&snapshot), SAVE)?
+        .says(&["saving rest of memory"])?;
     check_load(&shell, &names).context("the source")?;
     source.discard()?;
     let clone = Vm::restore_with(ctx, &dir, "clone", &["--verify"])?;

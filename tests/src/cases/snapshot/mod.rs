@@ -9,7 +9,7 @@ mod replug;
 pub mod rounds;
 mod states;
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -199,7 +199,7 @@ fn clones(ctx: &TestContext) -> Result<()> {
         shell.send("reboot -f")?;
         let shell = Shell::small(clone)?;
         shell.send("poweroff -f")?;
-        expect_contains(&clone.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
+        clone.run().wait(TIMEOUT)?.says(&["powered off"])?;
     }
     ctx.nothing_left(Duration::from_secs(10))?;
     let left = std::fs::read_dir(ctx.path("scratch"))?.count();

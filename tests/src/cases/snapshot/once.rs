@@ -79,14 +79,14 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
 
     ctx.finish(ctx.husk(&["snapshot", "claim", &first]), SAVE)?.ok()?;
     ensure!(vm.inspect()?["paused"] == true, "the VM runs");
-    expect_contains(&restore(&first)?.fails(1)?, &["claim"])?;
+    restore(&first)?.fails_with(1, &["claim"])?;
     ctx.run(&["resume", "claim"])?.ok()?;
     shell.ok(&write("after"))?;
 
     ctx.finish(ctx.husk(&["snapshot", "claim", &second]), SAVE)?
         .ok()?;
     vm.discard()?;
-    expect_contains(&restore(&first)?.fails(1)?, &["resumed"])?;
+    restore(&first)?.fails_with(1, &["resumed"])?;
 
     let vm = Vm::restore(ctx, &ctx.path("second"), "claim")?;
     let shell = Shell::going_on(vm.console())?;
@@ -94,7 +94,7 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
     shell.ok(&write("restored"))?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;
-    expect_contains(&restore(&second)?.fails(1)?, &["restored"])?;
+    restore(&second)?.fails_with(1, &["restored"])?;
     ctx.nothing_left(Duration::from_secs(10))
 }
 
@@ -126,7 +126,7 @@ fn copied(ctx: &TestContext, image: &Path, name: &str) -> Result<()> {
         let found = shell.ok(MARK)?;
         ensure!(found == mark, "{mark} reads {found:?}");
         shell.send("poweroff -f")?;
-        expect_contains(&vm.run().wait(TIMEOUT)?.ok()?, &["powered off"])?;
+        vm.run().wait(TIMEOUT)?.says(&["powered off"])?;
     }
     ensure!(
         std::fs::read(image)?.starts_with(b"source\n"),

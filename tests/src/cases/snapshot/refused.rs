@@ -1,7 +1,7 @@
 //! Snapshots that are cut off, damaged or of another version.
 
 use super::{SAVE, text};
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{TIMEOUT, images};
@@ -33,17 +33,16 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     vm.expect("# $")?;
     let whole = ctx.path("whole");
     let save = ["snapshot", "plain", &text(&whole), "--live", "--checksums"];
-    let said = ctx.finish(ctx.husk(&save), SAVE)?.ok()?;
-    expect_contains(&said, &["saving memory", "saving rest of memory"])?;
-    let again = ctx.run(&["snapshot", "plain", &text(&whole)])?.fails(1)?;
-    expect_contains(&again, &[&text(&whole), "empty"])?;
-    let running = ctx.run(&["restore", &text(&whole)])?.fails(1)?;
-    expect_contains(&running, &["plain"])?;
+    ctx.finish(ctx.husk(&save), SAVE)?
+        .says(&["saving memory", "saving rest of memory"])?;
+    ctx.run(&["snapshot", "plain", &text(&whole)])?
+        .fails_with(1, &[&text(&whole), "empty"])?;
+    ctx.run(&["restore", &text(&whole)])?.fails_with(1, &["plain"])?;
     vm.discard()?;
 
     let restore = |dir: &str, words: &[&str]| -> Result<()> {
-        let answer = ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT)?.fails(1)?;
-        expect_contains(&answer, words)?;
+        ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT)?
+            .fails_with(1, words)?;
         ctx.nothing_left(Duration::from_secs(10))
     };
     let half = changed(ctx, &whole, "half", |dir| {
@@ -74,7 +73,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
 
     let verify = |dir: &str, words: &[&str]| -> Result<()> {
         let answer = ctx.finish(ctx.husk(&["restore", dir, "--verify"]), SAVE)?;
-        expect_contains(&answer.fails(1)?, words)?;
+        answer.fails_with(1, words)?;
         ctx.nothing_left(Duration::from_secs(10))
     };
     let flipped = changed(ctx, &whole, "flipped", |dir| {

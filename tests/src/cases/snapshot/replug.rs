@@ -2,7 +2,7 @@
 
 use super::{SAVE, text};
 use crate::cases::network::guest::{self, STREAM, lease, pings, ready};
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
@@ -101,8 +101,8 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     let netns = text(&away.netns.path());
     let words = ["restore", &text(&dir), "--name", "clone", "--netns", &netns];
-    let refused = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
-    expect_contains(&refused, &["default", "bridge", "--replug-nics"])?;
+    ctx.finish(ctx.husk(&words), TIMEOUT)?
+        .fails_with(1, &["default", "bridge", "--replug-nics"])?;
 
     let clone = Vm::restore_with(ctx, &dir, "clone", &["--replug-nics", "--netns", &netns])?;
     let new = macs(&clone)?;
@@ -164,8 +164,8 @@ fn run(ctx: &TestContext) -> Result<()> {
             "--netns",
             &text(&home.netns.path()),
         ];
-        let refused = ctx.finish(ctx.husk(&words), TIMEOUT)?.fails(1)?;
-        expect_contains(&refused, &["default", "has not released", "--replug-nics"])
+        ctx.finish(ctx.husk(&words), TIMEOUT)?
+            .fails_with(1, &["default", "has not released", "--replug-nics"])
     });
     ctx.nothing_left(Duration::from_secs(10))
 }
