@@ -4,10 +4,9 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, SMALL, TIMEOUT, images};
-use anyhow::{Context, Result, bail, ensure};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use crate::harness::{Case, SMALL, TIMEOUT, images, met, poll};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "free-memory",
@@ -48,17 +47,12 @@ fn run(ctx: &TestContext) -> Result<()> {
 
 /// Waits until the VMM's resident memory is at most `bytes`.
 fn shrinks(vm: &Vm<'_>, bytes: u64) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
+    poll(TIMEOUT, Duration::from_millis(200), || {
         let now = resident(vm)?;
-        if now <= bytes {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            bail!("{now} bytes are still resident, more than {bytes}");
-        }
-        sleep(Duration::from_millis(200));
-    }
+        met(now <= bytes, || {
+            format!("{now} bytes are still resident, more than {bytes}")
+        })
+    })
 }
 
 /// Resident memory of the VMM in bytes.

@@ -2,12 +2,12 @@
 
 use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
-use crate::harness::processes::Process;
+use crate::harness::processes::gone;
 use crate::harness::vm::{Vm, console};
 use crate::harness::{Case, SMALL, TIMEOUT, images};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const VMM: Case = Case {
     name: "killed-vmm",
@@ -26,9 +26,9 @@ pub const MONITOR: Case = Case {
     limit: SMALL,
     run: |ctx| {
         let vm = start(ctx)?;
-        let vmm = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid")?;
+        let vmm = vm.pid("vmmPid")?;
         vm.kill("monitorPid")?;
-        ends(i32::try_from(vmm)?, Duration::from_secs(10))?;
+        gone(vmm, Duration::from_secs(10))?;
         vm.end(Duration::from_secs(20))?
             .fails_with(1, &["monitor died"])?;
         // The name is free again.
@@ -62,15 +62,4 @@ fn start(ctx: &TestContext) -> Result<Vm<'_>> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("HUSK-USERSPACE")?;
     Ok(vm)
-}
-
-fn ends(pid: i32, limit: Duration) -> Result<()> {
-    let deadline = Instant::now() + limit;
-    while let Some(process) = Process::read(pid).filter(Process::runs) {
-        if Instant::now() >= deadline {
-            bail!("still runs after {} s: {}", limit.as_secs(), process.command);
-        }
-        sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }

@@ -6,7 +6,7 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, images};
+use crate::harness::{Case, images, met, poll};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -120,15 +120,12 @@ fn progress(what: &str, number: usize, started: Instant) {
 
 /// Waits until the guest has `count` disks.
 fn until(shell: &Shell<'_>, count: usize) -> Result<()> {
-    let deadline = Instant::now() + TO_SETTLE;
-    loop {
+    poll(TO_SETTLE, Duration::from_millis(500), || {
         let disks = shell.ok("echo $(ls /sys/block | grep -c '^sd')")?;
-        if disks == count.to_string() {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "{disks} disks instead of {count}");
-        std::thread::sleep(Duration::from_millis(500));
-    }
+        met(disks == count.to_string(), || {
+            format!("{disks} disks instead of {count}")
+        })
+    })
 }
 
 /// Memory of a VMM without its guest's memory.

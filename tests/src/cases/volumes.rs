@@ -4,11 +4,11 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, SMALL, images};
+use crate::harness::{Case, SMALL, images, met, poll};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "volumes",
@@ -54,11 +54,12 @@ fn run(ctx: &TestContext) -> Result<()> {
             .fails_with(1, &["a running VM uses the volume data"])?;
     }
     husk(ctx, &["volume", "resize", "data", "16Mi"])?;
-    let deadline = Instant::now() + GROWTH;
-    while shell.ok("cat /sys/block/vda/size")? != "32768" {
-        ensure!(Instant::now() < deadline, "the guest does not see the new size");
-        std::thread::sleep(Duration::from_secs(1));
-    }
+    poll(GROWTH, Duration::from_secs(1), || {
+        let size = shell.ok("cat /sys/block/vda/size")?;
+        met(size == "32768", || {
+            "the guest does not see the new size".to_owned()
+        })
+    })?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;
     ctx.run(&["volume", "resize", "data", "8Mi"])?

@@ -1,11 +1,11 @@
 //! Captures the packets on a device with tcpdump.
 
-use super::TIMEOUT;
 use super::context::TestContext;
 use super::netns::Netns;
 use super::program::Session;
-use anyhow::{Context, Result, bail};
-use std::time::{Duration, Instant};
+use super::{TIMEOUT, poll};
+use anyhow::{Context, Result};
+use std::time::Duration;
 
 /// A capture that runs until it is dropped.
 #[derive(Debug)]
@@ -36,20 +36,15 @@ impl Capture {
 
     /// Waits for a frame whose line has all of `words`.
     pub fn sees(&self, words: &[&str]) -> Result<String> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
+        poll(Duration::from_secs(10), Duration::from_millis(50), || {
             let lines = self.lines();
             let found = lines
                 .iter()
                 .find(|line| words.iter().all(|word| line.contains(word)));
-            if let Some(line) = found {
-                return Ok(line.clone());
-            }
-            if Instant::now() > deadline {
+            Ok(found.cloned().ok_or_else(|| {
                 let last = lines[lines.len().saturating_sub(5)..].join("\n");
-                bail!("nothing with {words:?} on {}; the last:\n{last}", self.device);
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+                format!("nothing with {words:?} on {}; the last:\n{last}", self.device)
+            }))
+        })
     }
 }

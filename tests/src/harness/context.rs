@@ -1,9 +1,9 @@
 //! One running case, with a separate process, folder, and runtime and scratch directories of Husk.
 
-use super::Case;
 use super::output_buffer::tail;
 use super::program::Session;
-use anyhow::{Context, Result, bail, ensure};
+use super::{Case, PAUSE, met, poll};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::cell::Cell;
 use std::fmt::Display;
@@ -181,21 +181,16 @@ impl TestContext {
     /// # Errors
     /// If something is still there after `limit`.
     pub fn nothing_left(&self, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
-        loop {
+        poll(limit, PAUSE, || {
             let names = self.list()?;
             let files = files_in(&self.runtime_dir());
-            if names.is_empty() && files.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                bail!(
+            met(names.is_empty() && files.is_empty(), || {
+                format!(
                     "still there after {} s: VMs {names:?}, files {files:?}",
                     limit.as_secs()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
+                )
+            })
+        })
     }
 
     /// Skips the case, unless this process is root.

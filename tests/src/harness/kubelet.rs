@@ -1,9 +1,10 @@
 //! The cgroups of pods, which the kubelet makes by one of its two drivers before the runtime makes those of containers.
 
+use super::{PAUSE, met, poll};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Parent cgroup of all pods.
 const ALL: &str = "husk-e2e";
@@ -80,11 +81,10 @@ impl PodCgroup {
         let Some(slice) = &self.slice else {
             return std::fs::remove_dir(&path).with_context(not_empty);
         };
-        let deadline = Instant::now() + GOING;
-        while !below(&path)?.is_empty() {
-            ensure!(Instant::now() < deadline, "{}: {:?}", not_empty(), below(&path)?);
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        poll(GOING, PAUSE, || {
+            let left = below(&path)?;
+            met(left.is_empty(), || format!("{}: {left:?}", not_empty()))
+        })?;
         systemctl(&["stop", slice])?;
         ensure!(!path.exists(), "{} is still there", path.display());
         Ok(())

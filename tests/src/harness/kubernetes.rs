@@ -3,11 +3,12 @@
 use super::containerd::{self, Containerd};
 use super::context::{CommandResult, TestContext};
 use super::program::Session;
-use anyhow::{Context, Result, bail, ensure};
+use super::{met, poll};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Name of the node.
 pub const NODE: &str = "node";
@@ -143,14 +144,11 @@ impl<'s> Cluster<'s> {
 
     /// Waits until `is` returns true.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
-        let deadline = Instant::now() + READY;
-        while !is()? {
-            if Instant::now() > deadline {
-                bail!("{what} is not ready after {} s", READY.as_secs());
-            }
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        Ok(())
+        poll(READY, Duration::from_secs(1), || {
+            met(is()?, || {
+                format!("{what} is not ready after {} s", READY.as_secs())
+            })
+        })
     }
 
     /// Ends the cluster, once no pod is left, and removes the files that a kubelet leaves on its node.

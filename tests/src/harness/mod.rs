@@ -57,15 +57,37 @@ pub const DEBIAN: Duration = Duration::from_secs(1500);
 /// Time after which a step of a guest or of a command counts as hung.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Pause between two looks, unless a case has another.
+pub const PAUSE: Duration = Duration::from_millis(100);
+
+/// Calls `look` every `pause` until it returns a value instead of what is missing.
+///
+/// # Errors
+/// It fails; or with what is missing, if that is so after `limit`.
+pub fn poll<T>(
+    limit: Duration,
+    pause: Duration,
+    mut look: impl FnMut() -> Result<Result<T, String>>,
+) -> Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match look()? {
+            Ok(found) => return Ok(found),
+            Err(missing) => ensure!(Instant::now() < deadline, "{missing}"),
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+/// What [`poll`] takes: nothing is missing if `is` is true, else what `missing` returns.
+pub fn met(is: bool, missing: impl FnOnce() -> String) -> Result<Result<(), String>> {
+    Ok(is.then_some(()).ok_or_else(missing))
+}
+
 /// Waits until `is` returns true.
 ///
 /// # Errors
 /// It fails, or does not become true.
-pub fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is()? {
-        ensure!(Instant::now() < deadline, "it stays so");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
+pub fn until(mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    poll(TIMEOUT, PAUSE, || met(is()?, || "it stays so".to_owned()))
 }

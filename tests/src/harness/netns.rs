@@ -1,7 +1,8 @@
 //! Network namespaces of a case, and their content.
 
 use super::context::TestContext;
-use anyhow::{Context, Result, bail, ensure};
+use super::{met, poll};
+use anyhow::{Context, Result, ensure};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum time of `ip` and similar commands.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -126,17 +127,12 @@ impl Netns {
     /// # Errors
     /// With the lines that differ, if they still do after `limit`.
     pub fn returns_to(&self, before: &State, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
-        loop {
+        poll(limit, Duration::from_millis(200), || {
             let changes = before.changes(&self.state()?);
-            if changes.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                bail!("not as before:\n{}", changes.join("\n"));
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            met(changes.is_empty(), || {
+                format!("not as before:\n{}", changes.join("\n"))
+            })
+        })
     }
 
     fn json(&self, words: &[&str]) -> Result<Vec<Value>> {

@@ -1,5 +1,6 @@
 //! The descendants of this process.
 
+use super::poll;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use std::collections::HashMap;
@@ -90,6 +91,20 @@ pub fn wait_for_none(limit: Duration) -> Vec<Process> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Waits until a process has ended.
+///
+/// # Errors
+/// With its command line, if it still runs after `limit`.
+pub fn gone(pid: i32, limit: Duration) -> Result<()> {
+    poll(limit, Duration::from_millis(50), || {
+        let running = Process::read(pid).filter(Process::runs);
+        Ok(running.map_or(Ok(()), |process| {
+            let (seconds, command) = (limit.as_secs(), process.command);
+            Err(format!("{pid} still runs after {seconds} s: {command}"))
+        }))
+    })
 }
 
 /// Sends a signal to a process.

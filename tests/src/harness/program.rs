@@ -2,7 +2,8 @@
 
 use super::context::{self, CommandResult};
 use super::output_buffer::OutputBuffer;
-use anyhow::{Context, Result, bail};
+use super::poll;
+use anyhow::{Context, Result};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use std::cell::RefCell;
 use std::fs::File;
@@ -114,16 +115,10 @@ impl Session {
     /// # Errors
     /// If it still runs after `limit`.
     pub fn wait(&self, limit: Duration) -> Result<CommandResult> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(answer) = self.ended()? {
-                return Ok(answer);
-            }
-            if Instant::now() >= deadline {
-                bail!("still running after {} s", limit.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        poll(limit, Duration::from_millis(20), || {
+            let ended = self.ended()?;
+            Ok(ended.ok_or_else(|| format!("still running after {} s", limit.as_secs())))
+        })
     }
 
     /// Kills the program with SIGKILL.

@@ -2,12 +2,11 @@
 
 use super::context::TestContext;
 use super::program::Session;
-use super::{TIMEOUT, images, oci};
-use anyhow::{Result, ensure};
+use super::{images, oci, until};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// Host and port. The user is `user`, the password `secret`.
 pub const ADDRESS: &str = "localhost:5443";
@@ -51,11 +50,7 @@ pub fn start(ctx: &TestContext) -> Result<Session> {
     let mut command = Command::new("docker-registry");
     command.arg("serve").arg(ctx.path("registry.yml"));
     let session = Session::piped(command, &ctx.log("registry.log"))?;
-    let deadline = Instant::now() + TIMEOUT;
-    while TcpStream::connect(ADDRESS).is_err() {
-        ensure!(Instant::now() < deadline, "the registry does not listen");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    until(|| Ok(TcpStream::connect(ADDRESS).is_ok())).context("the registry does not listen")?;
     Ok(session)
 }
 

@@ -1,17 +1,17 @@
 //! A VM started by `husk run` in the foreground, with a session on its console and a copy of its monitor's log.
 
-use super::TIMEOUT;
 use super::context::{CommandResult, TestContext};
 use super::datapath::Datapath;
 use super::manifest::Manifest;
 use super::processes;
 use super::program::Session;
-use anyhow::{Context, Result, bail, ensure};
+use super::{PAUSE, TIMEOUT, poll};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A running VM. Dropped, its `husk run` is killed, which leaves the VM running.
 #[derive(Debug)]
@@ -156,17 +156,14 @@ impl<'s> Vm<'s> {
 
     /// Waits until `husk inspect` satisfies `wanted`, called `what` in the error.
     pub fn until(&self, what: &str, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + limit;
-        loop {
+        poll(limit, PAUSE, || {
             let seen = self.inspect()?;
-            if wanted(&seen) {
-                return Ok(seen);
-            }
-            if Instant::now() >= deadline {
-                bail!("not {what} after {} s: {seen:#}", limit.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
+            Ok(if wanted(&seen) {
+                Ok(seen)
+            } else {
+                Err(format!("not {what} after {} s: {seen:#}", limit.as_secs()))
+            })
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 //! Whom a node serves: metrics; refusals to another node's agent and to clients without virt-api's certificate; VMIs
 //! that do not ask for Husk.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::instance;
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -49,7 +49,7 @@ fn other_vmi(c: &KubeVirt<'_>) -> Result<()> {
         ensure!(pod["spec"]["nodeName"].is_null(), "{pod}");
         let status = pod["status"].to_string();
         let unfit = status.contains("didn't match Pod's node affinity");
-        Ok(if unfit { Ok(()) } else { Err(status) })
+        met(unfit, || status)
     })?;
     c.delete(VMI, "other")
 }

@@ -1,14 +1,14 @@
 //! A Debian cloud image from a claim, as a user would run it: cloud-init, `virtctl ssh` and `scp`, the guest agent.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::images;
 use crate::harness::kubevirt::objects::local_volume;
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met, poll};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-debian",
@@ -183,20 +183,18 @@ fn ssh(c: &KubeVirt<'_>, key: &str) -> Result<()> {
         "--command=hostname; cat /etc/debian_version",
     ];
     words.extend(options.iter().map(String::as_str));
-    let deadline = Instant::now() + BOOT;
-    loop {
+    let said = poll(BOOT, Duration::from_secs(5), || {
         let said = c.virtctl(&words)?;
-        if said.status == 0 {
-            ensure!(
-                said.text.contains(VM) && said.text.contains("13."),
-                "hostname and version: {}",
-                said.text
-            );
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "no login: {}", said.text);
-        std::thread::sleep(Duration::from_secs(5));
-    }
+        Ok(match said.status {
+            0 => Ok(said.text),
+            _ => Err(format!("no login: {}", said.text)),
+        })
+    })?;
+    ensure!(
+        said.contains(VM) && said.contains("13."),
+        "hostname and version: {said}"
+    );
+    Ok(())
 }
 
 fn scp(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
@@ -232,7 +230,7 @@ fn guest_agent(c: &KubeVirt<'_>) -> Result<()> {
         let root = items.find(|item| item["mountPoint"] == "/");
         let told =
             root.is_some_and(|root| root["totalBytes"].as_i64() > Some(1 << 30) && root["disk"].is_array());
-        Ok(if told { Ok(()) } else { Err(listed) })
+        met(told, || listed)
     })
 }
 
@@ -259,7 +257,7 @@ fn access_credentials(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<
     c.apply(&[secret(KEYS, "key", &public)])?;
     c.until_true("the new key is not accepted", || {
         let (status, said) = run_by_ssh(c, &second, "hostname")?;
-        Ok(if status == 0 { Ok(()) } else { Err(said) })
+        met(status == 0, || said)
     })?;
     let (status, _) = run_by_ssh(c, key, "hostname")?;
     ensure!(status != 0, "the old key is still accepted");

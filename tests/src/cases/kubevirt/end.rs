@@ -1,9 +1,9 @@
 //! The ends of VMs: power-off, panic, forced stop and restart, node drain.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{instance, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -107,7 +107,7 @@ fn drain(c: &KubeVirt<'_>) -> Result<()> {
     )?;
     c.until_true("the VM is not evicted", || {
         let uid = c.field(VMI, DRAINED, ".metadata.uid")?;
-        Ok(if uid == before { Err(uid) } else { Ok(()) })
+        met(uid != before, || uid)
     })?;
     c.until("vm", DRAINED, ".status.printableStatus", "ErrorUnschedulable")?;
     let phase = c.field(VMI, "migrates", ".status.phase")?;

@@ -1,10 +1,10 @@
 //! Every file of KubeVirt's `examples/`, with local images: what `tests/kubevirt/examples.toml` says becomes of it.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::examples::{self, Example, Images, Verdict};
 use crate::harness::kubevirt::objects::{DISK, GUEST, local_volume};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -92,11 +92,7 @@ fn prepare(c: &KubeVirt<'_>) -> Result<()> {
 /// Applies the file; the API server's refusal is the inner error.
 fn apply(c: &KubeVirt<'_>, example: &Example) -> Result<Result<(), String>> {
     let applied = c.kubectl(&["apply", "-f", &text(&example.path)])?;
-    Ok(if applied.status == 0 {
-        Ok(())
-    } else {
-        Err(applied.text)
-    })
+    met(applied.status == 0, || applied.text)
 }
 
 /// Starts a VirtualMachine that is halted.
@@ -123,7 +119,7 @@ fn runs(c: &KubeVirt<'_>, example: &Example) -> Result<()> {
         let vmis = vmis()?;
         let all = !vmis.is_empty() && vmis.iter().all(is_up);
         let seen = || vmis.iter().map(|vmi| vmi["status"].to_string()).collect();
-        Ok(if all { Ok(()) } else { Err(seen()) })
+        met(all, seen)
     })
 }
 
@@ -160,7 +156,7 @@ fn refused(c: &KubeVirt<'_>, example: &Example, reason: &str) -> Result<()> {
         said += &c
             .kubectl(&["get", "vm,vmi,pods", "-o", "jsonpath={.items[*].status}"])?
             .ok()?;
-        Ok(if said.contains(reason) { Ok(()) } else { Err(said) })
+        met(said.contains(reason), || said)
     })?;
     let phases = c.field(VMI, "--show-labels=false", ".items[*].status.phase")?;
     ensure!(!phases.contains("Running"), "it runs");

@@ -1,9 +1,9 @@
 //! The guest's agent under KubeVirt: what `kubectl` and `virtctl` show, probes, freezing, access credentials.
 
-use crate::harness::Case;
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::kubevirt::objects::{DISK, instance};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
@@ -107,11 +107,7 @@ fn views(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["userlist", VM])?.says(&["items"])?;
     c.until_true("the mounted file system is not listed", || {
         let listed = c.virtctl(&["fslist", VM])?.ok()?;
-        Ok(if listed.contains("\"/mnt\"") {
-            Ok(())
-        } else {
-            Err(listed)
-        })
+        met(listed.contains("\"/mnt\""), || listed)
     })
 }
 
@@ -197,7 +193,7 @@ fn ssh_keys(c: &KubeVirt<'_>) -> Result<()> {
     let has = |key: &str| {
         c.until_true("the guest does not have the key", || {
             let keys = c.in_guest(VM, |shell| shell.ok("cat /root/.ssh/authorized_keys || true"))?;
-            Ok(if keys.contains(key) { Ok(()) } else { Err(keys) })
+            met(keys.contains(key), || keys)
         })
     };
     has(FIRST_KEY)?;
@@ -239,6 +235,6 @@ fn liveness(c: &KubeVirt<'_>) -> Result<()> {
     c.until_true("the VMI goes on without its agent", || {
         let phase = c.field(VMI, PINGED, ".status.phase")?;
         let ended = matches!(phase.as_str(), "Failed" | "Succeeded");
-        Ok(if ended { Ok(()) } else { Err(phase) })
+        met(ended, || phase)
     })
 }

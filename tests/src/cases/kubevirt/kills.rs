@@ -1,9 +1,9 @@
 //! Processes of the node and of the control plane are killed while VMs are made, plugged, paused and deleted.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -269,11 +269,7 @@ fn act(
 fn converged(c: &KubeVirt<'_>, expected: &Expected) -> Result<()> {
     c.until_true("the API server does not answer", || {
         let answer = c.kubectl(&["get", "vm"])?;
-        Ok(if answer.status == 0 {
-            Ok(())
-        } else {
-            Err(answer.text)
-        })
+        met(answer.status == 0, || answer.text)
     })?;
     c.until_true("a VMI outlives its shim or VMM", || {
         let answer = c.kubectl(&["get", VMI, "-o", "jsonpath={.items[*].metadata.uid}"])?;
@@ -296,7 +292,7 @@ fn converged(c: &KubeVirt<'_>, expected: &Expected) -> Result<()> {
                 && conditions(&vmi).contains(&("Ready", "True"))
                 && !conditions(&vmi).contains(&("Synchronized", "False"))
                 && !is_paused;
-            Ok(if up { Ok(()) } else { Err(answer.text) })
+            met(up, || answer.text)
         })?;
     }
     Ok(())
@@ -358,7 +354,7 @@ fn nothing_is_left(c: &KubeVirt<'_>, namespaces: usize) -> Result<()> {
     for (what, command) in looks {
         c.until_true(&format!("the node has {what}"), || {
             let left = on_node(command)?;
-            Ok(if left.trim().is_empty() { Ok(()) } else { Err(left) })
+            met(left.trim().is_empty(), || left)
         })?;
     }
     // The kubelet removes what containerd had not finished when it was killed a minute later.

@@ -1,9 +1,9 @@
 //! The network of VMs: pods, Services, `virtctl expose` and `port-forward`, the kubelet's statistics.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{client_pod, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -104,11 +104,7 @@ fn expose(c: &KubeVirt<'_>) -> Result<()> {
             "-lkubernetes.io/service-name=server",
             ".items[*].endpoints",
         )?;
-        Ok(if seen.contains("\"ready\":true") {
-            Ok(())
-        } else {
-            Err(seen)
-        })
+        met(seen.contains("\"ready\":true"), || seen)
     })?;
     let (seen, own) = (get(c, &format!("{address}:8080"), "boot-id")?, boot_id(c)?);
     ensure!(seen == own, "{seen}, not {own}");
@@ -159,6 +155,6 @@ fn statistics(c: &KubeVirt<'_>) -> Result<()> {
         let known = used
             .iter()
             .all(|value| value.as_u64().is_some_and(|value| value > 0));
-        Ok(if known { Ok(()) } else { Err(pod.to_string()) })
+        met(known, || pod.to_string())
     })
 }

@@ -1,9 +1,9 @@
 //! The shim on a node: kept while it is in use, upgraded beside running VMs, removed with the label `leaving`.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::virtual_machine;
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 
@@ -53,11 +53,7 @@ fn next_agent(c: &KubeVirt<'_>, old: &str) -> Result<String> {
         let ready = agents.field("pods", AGENT, ".items[*].status.containerStatuses[*].ready")?;
         let names = agents.field("pods", AGENT, ".items[*].metadata.name")?;
         let one = !names.contains(' ') && names != old;
-        Ok(if ready == "true" && one {
-            Ok(())
-        } else {
-            Err(format!("{names} {ready}"))
-        })
+        met(ready == "true" && one, || format!("{names} {ready}"))
     })?;
     agents.field("pods", AGENT, ".items[0].metadata.name")
 }

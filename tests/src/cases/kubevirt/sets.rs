@@ -1,9 +1,9 @@
 //! Objects of which virt-controller makes VMIs: replica sets, pools, instance types, run strategies.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{template, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn replica_set(c: &KubeVirt<'_>) -> Result<()> {
             let phases = c.field(VMI, "-lapp=set", ".items[*].status.phase")?;
             let running = phases.split(' ').all(|phase| phase == "Running");
             let all = phases.split(' ').count().to_string() == count;
-            Ok(if running && all { Ok(()) } else { Err(phases) })
+            met(running && all, || phases)
         })?;
     }
     c.delete("vmirs", SET)?;

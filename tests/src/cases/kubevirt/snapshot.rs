@@ -1,10 +1,10 @@
 //! KubeVirt's VirtualMachineSnapshot of a running VM: virt-controller freezes the guest, and thaws it when the storage
 //! driver has its copy. The case does the driver's part.
 
-use crate::harness::Case;
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -145,7 +145,7 @@ fn snapshot(name: &str, deadline: &str) -> Value {
 fn asked(c: &KubeVirt<'_>) -> Result<String> {
     c.until_true("no VolumeSnapshot", || {
         let names = volume_snapshots(c)?;
-        Ok(if names.is_empty() { Err(names) } else { Ok(()) })
+        met(!names.is_empty(), || names)
     })?;
     volume_snapshots(c)
 }
@@ -186,11 +186,7 @@ fn writes(c: &KubeVirt<'_>) -> Result<()> {
     let before = stored(c)?;
     c.until_true("the guest does not write", || {
         let now = stored(c)?;
-        Ok(if now > before {
-            Ok(())
-        } else {
-            Err(now.to_string())
-        })
+        met(now > before, || now.to_string())
     })
 }
 

@@ -1,9 +1,9 @@
 //! KubeVirt's subresource vsock, under its feature gate.
 
-use crate::harness::Case;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::instance;
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::{Case, met};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -69,11 +69,7 @@ fn attached(c: &KubeVirt<'_>) -> Result<()> {
             "-lhusk.io/node",
             ".items[0].status.allocatable.devices\\.kubevirt\\.io/vhost-vsock",
         )?;
-        Ok(if matches!(count.as_str(), "" | "0") {
-            Err(count)
-        } else {
-            Ok(())
-        })
+        met(!matches!(count.as_str(), "" | "0"), || count)
     })?;
     // virt-api takes a while to see the gate.
     c.until_true("the VMI is refused", || {

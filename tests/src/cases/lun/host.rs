@@ -1,11 +1,12 @@
 //! SCSI devices of the host that kernel modules emulate.
 
 use crate::harness::context::TestContext;
-use anyhow::{Context, Result, ensure};
+use crate::harness::{PAUSE, poll};
+use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limit for a device to appear or disappear.
 const SOON: Duration = Duration::from_secs(30);
@@ -19,14 +20,9 @@ pub fn tell(ctx: &TestContext, words: &[&str]) -> Result<String> {
 }
 
 fn wait<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + SOON;
-    loop {
-        if let Some(ready) = ready() {
-            return Ok(ready);
-        }
-        ensure!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    poll(SOON, PAUSE, || {
+        Ok(ready().ok_or_else(|| format!("{what} does not come")))
+    })
 }
 
 /// The block devices of SCSI units of this vendor, in the order of their addresses.

@@ -9,11 +9,11 @@ use crate::harness::netns::Netns;
 use crate::harness::pod::{self, Node};
 use crate::harness::program::Session;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, SMALL, TIMEOUT, flow};
+use crate::harness::{Case, SMALL, TIMEOUT, flow, met, poll};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "net-standalone",
@@ -108,18 +108,12 @@ fn run(ctx: &TestContext) -> Result<()> {
     second.powered_off()?;
     ctx.part("nothing is left", || {
         host.returns_to(&before, TO_RETURN)?;
-        let deadline = Instant::now() + TO_RETURN;
-        loop {
+        poll(TO_RETURN, Duration::from_millis(200), || {
             let left = self::namespaces()?;
-            if left == namespaces {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "namespaces: {namespaces:?} before, {left:?} now"
-            );
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            met(left == namespaces, || {
+                format!("namespaces: {namespaces:?} before, {left:?} now")
+            })
+        })
     });
     Ok(())
 }

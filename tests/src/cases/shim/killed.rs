@@ -4,10 +4,10 @@ use super::ctr::{LIMIT, vm, with_small};
 use crate::harness::chance::Chance;
 use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::context::TestContext;
-use crate::harness::processes::{Process, kill};
+use crate::harness::processes::{Process, gone, kill};
 use crate::harness::program::Session;
-use crate::harness::{Case, TIMEOUT};
-use anyhow::{Context, Result, bail, ensure};
+use crate::harness::{Case, TIMEOUT, until};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::path::Path;
 use std::thread::sleep;
@@ -44,14 +44,8 @@ fn killed(ctx: &TestContext) -> Result<()> {
         let vmm = start(c, "one")?;
         kill(c.shim("one")?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
-        let deadline = Instant::now() + TIMEOUT;
-        while c.task("one")?.is_some_and(|(_, state)| state != "STOPPED") {
-            ensure!(
-                Instant::now() < deadline,
-                "containerd does not know that it ended"
-            );
-            sleep(Duration::from_millis(200));
-        }
+        until(|| Ok(c.task("one")?.is_none_or(|(_, state)| state == "STOPPED")))
+            .context("containerd does not know that it ended")?;
         c.remove("one")?;
         c.nothing_left()
     });
@@ -78,7 +72,8 @@ fn killed(ctx: &TestContext) -> Result<()> {
         let vmm = start(c, "three")?;
         c.kill()?;
         sleep(Duration::from_secs(1));
-        ensure!(runs(vmm), "the VM went with containerd");
+        let runs = Process::read(vmm).is_some_and(|process| process.runs());
+        ensure!(runs, "the VM went with containerd");
         c.restart()?;
         ensure!(
             c.task("three")? == Some((vmm, "RUNNING".to_owned())),
@@ -105,21 +100,6 @@ fn killed(ctx: &TestContext) -> Result<()> {
 fn start(c: &Containerd<'_>, name: &str) -> Result<i32> {
     c.detached(&vm("sleep"), &[], "small", name)?;
     Ok(c.task(name)?.context("no task")?.0)
-}
-
-fn runs(pid: i32) -> bool {
-    Process::read(pid).is_some_and(|process| process.runs())
-}
-
-pub(super) fn gone(pid: i32, limit: Duration) -> Result<()> {
-    let deadline = Instant::now() + limit;
-    while runs(pid) {
-        if Instant::now() > deadline {
-            bail!("{pid} still runs after {} s", limit.as_secs());
-        }
-        sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }
 
 fn cycles(ctx: &TestContext, count: u32) -> Result<()> {

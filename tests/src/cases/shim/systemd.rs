@@ -1,7 +1,7 @@
 //! Pods whose cgroups systemd creates.
 
 use super::ctr::LIMIT;
-use super::killed::{WITH_SHIM, gone};
+use super::killed::WITH_SHIM;
 use super::pod::{MEMORY, node, stats, vm};
 use crate::harness::containerd::leftovers::called;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
@@ -9,14 +9,13 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, Pod};
 use crate::harness::kubelet::{self, scopes, systemctl};
 use crate::harness::manifest::Manifest;
-use crate::harness::processes::kill;
-use crate::harness::{Case, TIMEOUT, until};
+use crate::harness::processes::{gone, kill};
+use crate::harness::{Case, TIMEOUT, poll, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "shim-systemd",
@@ -73,12 +72,9 @@ fn run(ctx: &TestContext) -> Result<()> {
         kill(c.shim(&pod.id)?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
         // The kubelet also retries until containerd has received the exit events.
-        let deadline = Instant::now() + TIMEOUT;
-        while let Err(error) = nothing_left(c, cri, &pod) {
-            ensure!(Instant::now() < deadline, "{error:#}");
-            sleep(Duration::from_secs(1));
-        }
-        Ok(())
+        poll(TIMEOUT, Duration::from_secs(1), || {
+            Ok(nothing_left(c, cri, &pod).map_err(|error| format!("{error:#}")))
+        })
     });
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
     systemctl(&["stop", kubelet::ALL_SLICES]).map(drop)

@@ -3,10 +3,11 @@
 use super::{Containerd, NAMESPACE};
 use crate::harness::context::files_in;
 use crate::harness::processes::Process;
-use anyhow::{Result, bail};
+use crate::harness::{met, poll};
+use anyhow::Result;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Folder of the sockets of containerd's shims.
 const SOCKETS: &str = "/run/containerd/s";
@@ -34,17 +35,10 @@ impl Containerd<'_> {
     /// # Errors
     /// With a list of all leftovers.
     pub fn nothing_left(&self) -> Result<()> {
-        let deadline = Instant::now() + GOING;
-        loop {
+        poll(GOING, Duration::from_millis(200), || {
             let left = self.leftovers()?;
-            if left.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("left behind: {}", left.join("; "));
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            met(left.is_empty(), || format!("left behind: {}", left.join("; ")))
+        })
     }
 
     pub(super) fn leftovers(&self) -> Result<Vec<String>> {

@@ -3,12 +3,12 @@
 pub mod image;
 pub mod leftovers;
 
-use super::TIMEOUT;
 use super::context::{CommandResult, TestContext};
 use super::cri::Cri;
 use super::manifest::Manifest;
 use super::processes;
 use super::program::Session;
+use super::{TIMEOUT, met, poll};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -300,19 +300,12 @@ impl<'s> Containerd<'s> {
 
     /// Waits until a task is in `state`.
     pub fn until(&self, name: &str, state: &str, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
-        loop {
+        poll(limit, Duration::from_millis(200), || {
             let seen = self.task(name)?;
-            if seen.as_ref().is_some_and(|(_, seen)| seen == state) {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "{name} is not {state} after {} s: {seen:?}",
-                limit.as_secs()
-            );
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            met(seen.as_ref().is_some_and(|(_, seen)| seen == state), || {
+                format!("{name} is not {state} after {} s: {seen:?}", limit.as_secs())
+            })
+        })
     }
 
     /// Deletes a task that has ended and its container; returns the task's exit status.

@@ -5,6 +5,7 @@ pub mod objects;
 use super::context::{CommandResult, TestContext};
 use super::guest::Shell;
 use super::program::Session;
+use super::{met, poll};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -134,7 +135,7 @@ impl<'s> KubeVirt<'s> {
         let what = format!("{path} of {kind} {name} is not {value:?}");
         self.until_true(&what, || {
             let seen = self.field(kind, name, path)?;
-            Ok(if seen == value { Ok(()) } else { Err(seen) })
+            met(seen == value, || seen)
         })
     }
 
@@ -157,11 +158,7 @@ impl<'s> KubeVirt<'s> {
     pub fn until_replaced(&self, name: &str, old: &str) -> Result<()> {
         self.until_true(&format!("the VMI {name} is not replaced"), || {
             let uid = self.field(VMI, name, ".metadata.uid")?;
-            Ok(if uid.is_empty() || uid == old {
-                Err(uid)
-            } else {
-                Ok(())
-            })
+            met(!(uid.is_empty() || uid == old), || uid)
         })?;
         self.until(VMI, name, ".status.phase", "Running")
     }
@@ -171,11 +168,7 @@ impl<'s> KubeVirt<'s> {
         self.until_true(&format!("there are {kind}"), || {
             let left = self.kubectl(&["get", kind, "-o", "name"])?.ok()?;
             let left = left.trim();
-            Ok(if left.is_empty() {
-                Ok(())
-            } else {
-                Err(left.to_owned())
-            })
+            met(left.is_empty(), || left.to_owned())
         })
     }
 
@@ -183,17 +176,12 @@ impl<'s> KubeVirt<'s> {
     pub fn until_events(&self, name: &str, messages: &[&str]) -> Result<()> {
         let object = format!("involvedObject.name={name}");
         let selector = ["--field-selector", &object, "-o", "jsonpath={.items[*].message}"];
-        let deadline = Instant::now() + CALL;
-        loop {
-            let words = [&["get", "events"][..], &selector].concat();
+        let words = [&["get", "events"][..], &selector].concat();
+        poll(CALL, Duration::from_secs(1), || {
             let events = self.kubectl(&words)?.ok()?;
             let missing = messages.iter().find(|message| !events.contains(**message));
-            let Some(missing) = missing else {
-                return Ok(());
-            };
-            ensure!(Instant::now() < deadline, "no event {missing:?}: {events}");
-            std::thread::sleep(Duration::from_secs(1));
-        }
+            Ok(missing.map_or(Ok(()), |missing| Err(format!("no event {missing:?}: {events}"))))
+        })
     }
 
     /// `virtctl console` of a VMI.
