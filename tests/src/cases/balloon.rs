@@ -41,8 +41,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         shrinks(&vm, full - 150 * MIB)?;
     }
     ensure!(shell.ok("md5sum < /t/kept")? == sum, "what was kept has changed");
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// Waits until the VMM's resident memory is at most `bytes`.

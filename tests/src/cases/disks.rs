@@ -59,8 +59,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         ensure!(threads >= 8, "only {threads} threads");
         Ok(())
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
 
     let begins = |path, text: &str| -> Result<bool> {
         let bytes = std::fs::read(path)?;

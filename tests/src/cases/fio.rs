@@ -76,8 +76,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         }
         Ok(())
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// Checks that fio does detect wrong data.

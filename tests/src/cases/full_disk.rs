@@ -60,8 +60,7 @@ fn under_empty_disk(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     // The data that fitted is there, and the disk still works.
     shell.ok("dd if=/dev/vda of=/dev/null bs=1M count=8 2>/dev/null")?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     unmount(&scratch, UnmountFlags::empty())?;
     Ok(())
 }
@@ -83,8 +82,7 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     shell.expect_contains("echo still $((40 + 2))", &["still 42"])?;
     ensure!(running.inspect()?["phase"] == "Running", "the VM does not run");
     std::fs::remove_file(runtime.join("filler"))?;
-    shell.send("poweroff -f")?;
-    running.powered_off()?;
+    running.power_off(&shell)?;
     // The monitor, whose log was in the directory, ends just after `husk run`.
     until(|| match unmount(&runtime, UnmountFlags::empty()) {
         Err(Errno::BUSY) => Ok(false),

@@ -177,8 +177,7 @@ fn one(ctx: &TestContext) -> Result<()> {
         ctx.finish(absent, TIMEOUT)?.fails_with(1, &["no.img"])
     });
     shell.ok("echo the guest goes on")?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// Number of volumes that are added.
@@ -219,8 +218,7 @@ fn many(ctx: &TestContext) -> Result<()> {
             name(number)
         );
     }
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// More than the eight event buffers that Linux provides.
@@ -282,8 +280,7 @@ fn unheard(ctx: &TestContext) -> Result<()> {
         let kept = comes(&shell, "missed-7")?;
         shell.expect_contains(&format!("head -c 4 /dev/{kept}"), &["kept"])
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 #[cfg(test)]

@@ -136,8 +136,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         let zeroes = format!("dd if=/dev/{disk} bs=512 skip=20000 count=1 status=none | tr -d '\\0' | wc -c");
         ensure!(shell.ok(&zeroes)? == "0", "{disk} kept what another VM wrote");
     }
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 fn verify(ctx: &TestContext) -> Result<()> {
@@ -194,8 +193,7 @@ fn verify_on(ctx: &TestContext, bus: &str, disk: &str, words: &str, seed: u64) -
     ))?;
     shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
     let seen = shell.ok(&format!("sha256sum < /dev/{disk}"))?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
 
     let overlay = keep(ctx, overlay, &format!("{bus}-overlay.qcow2"))?;
     is_sound(ctx, &overlay)?;

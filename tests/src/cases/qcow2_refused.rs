@@ -157,8 +157,7 @@ fn raw_stays_raw(ctx: &TestContext) -> Result<()> {
             "echo changed | dd of=/dev/{disk} bs=512 seek=1 conv=sync,fsync status=none"
         ))?;
     }
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     for ((name, path), changed) in volumes.iter().zip([true, true, false]) {
         let mut sector = [0; 7];
         File::open(path)?.read_exact_at(&mut sector, 512)?;

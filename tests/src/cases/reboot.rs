@@ -41,6 +41,5 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.run(&["reset", vm.name()])?.ok()?;
     let shell = Shell::small(&vm)?;
     shell.expect_contains("head -c 14 /dev/vda", &["written before"])?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }

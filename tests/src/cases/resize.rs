@@ -55,8 +55,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     shell.send("reboot -f")?;
     vm.expect(r"husk-disk-vda: size=204800 ro=0")?;
     let shell = Shell::small(&vm)?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     ensure!(
         image.metadata()?.len() == 100 * MIB,
         "the image has another size than it was given"

@@ -99,8 +99,7 @@ fn small(ctx: &TestContext) -> Result<()> {
         Ok(())
     });
     shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// Checks that the guest's output for the unit at `address` matches `wanted`, a regular expression.

@@ -128,8 +128,7 @@ fn rounds<T>(
     }
     shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
     let held = held(&vm)?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     Ok(held)
 }
 

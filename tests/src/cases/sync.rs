@@ -102,8 +102,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         bytes.len() as u64 == 40 * MIB && bytes[bytes.len() - 512..].starts_with(b"the end"),
         "what was written is lost"
     );
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 /// Discs come and go in the drive of the VM.

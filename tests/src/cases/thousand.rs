@@ -102,8 +102,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         after.anonymous_kib <= before.anonymous_kib + KEPT_KIB,
         "memory is left: {before:?}, {after:?}"
     );
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }
 
 fn name(number: usize) -> String {

@@ -60,8 +60,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             "the guest does not see the new size".to_owned()
         })
     })?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     ctx.run(&["volume", "resize", "data", "8Mi"])?
         .fails_with(1, &["cannot shrink to 8388608"])?;
 
@@ -75,8 +74,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     let kept = shell.ok("dd if=/dev/vda bs=512 skip=9 count=1 status=none | head -n 1")?;
     ensure!(kept == "kept", "{kept}");
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     husk(ctx, &["volume", "rm", "test/copy"])?;
     ctx.run(&["volume", "path", "test/copy"])?
         .fails_with(1, &["no volume test/copy"])?;

@@ -2,6 +2,7 @@
 
 use super::context::{CommandResult, TestContext};
 use super::datapath::Datapath;
+use super::guest::Shell;
 use super::manifest::Manifest;
 use super::processes;
 use super::program::Session;
@@ -145,6 +146,12 @@ impl<'s> Vm<'s> {
             answer.text
         );
         Ok(())
+    }
+
+    /// Powers the guest off from its shell: see [`Vm::powered_off`].
+    pub fn power_off(&self, shell: &Shell<'_>) -> Result<()> {
+        shell.send("poweroff -f")?;
+        self.powered_off()
     }
 
     /// Kills the VM by `husk stop --force` and waits for its end.

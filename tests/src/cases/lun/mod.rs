@@ -137,8 +137,7 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
         ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
         Ok(())
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     device.unload(ctx)
 }
 
@@ -250,6 +249,5 @@ fn reserved(ctx: &TestContext) -> Result<()> {
         ensure!(status == 14, "compared as equal: status {status}: {said}");
         Ok(())
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }

@@ -55,8 +55,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         pod.run("ip link set dev eth0-nic type bridge_slave proxy_arp_wifi on")?;
         pings(&shell, NODE)
     });
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     returns(ctx, "pod after poweroff", &pod.netns, &before);
     Ok(())
 }

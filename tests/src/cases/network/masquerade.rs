@@ -126,8 +126,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         &listed.netns,
         listed_before,
     );
-    other.send("poweroff -f")?;
-    second.powered_off()?;
+    second.power_off(&other)?;
     returns(ctx, "pod after poweroff", &open.netns, open_before);
     Ok(())
 }

@@ -48,6 +48,5 @@ fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
             started.elapsed().as_secs_f64()
         );
     }
-    shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.power_off(&shell)
 }

@@ -104,8 +104,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     // The next command removes the leftovers of a killed monitor.
     ctx.list()?;
     ctx.part("the other goes on", || pings(&other, Node::OUTSIDE));
-    other.send("poweroff -f")?;
-    second.powered_off()?;
+    second.power_off(&other)?;
     ctx.part("nothing is left", || {
         host.returns_to(&before, TO_RETURN)?;
         poll(TO_RETURN, Duration::from_millis(200), || {

@@ -92,8 +92,7 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
     let shell = Shell::going_on(vm.console())?;
     ensure!(shell.ok(MARK)? == "after");
     shell.ok(&write("restored"))?;
-    shell.send("poweroff -f")?;
-    vm.powered_off()?;
+    vm.power_off(&shell)?;
     restore(&second)?.fails_with(1, &["restored"])?;
     ctx.nothing_left(Duration::from_secs(10))
 }

@@ -58,18 +58,13 @@ fn saved_and_restored<'c>(ctx: &'c TestContext, vm: Vm<'c>, more: &[&str]) -> Re
     Ok(vm)
 }
 
-fn powers_off(vm: &Vm<'_>, shell: &Shell<'_>) -> Result<()> {
-    shell.send("poweroff -f")?;
-    vm.powered_off()
-}
-
 fn boots(ctx: &TestContext, moment: u64) -> Result<()> {
     let vm = Vm::start(ctx, &small("disks,shell")?)?;
     sleep(Duration::from_millis(moment));
     let vm = saved_and_restored(ctx, vm, &[])?;
     let shell = Shell::going_on(vm.console())?;
     shell.expect_contains("grep -c ^processor /proc/cpuinfo", &["2"])?;
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn reboots(ctx: &TestContext) -> Result<()> {
@@ -78,7 +73,7 @@ fn reboots(ctx: &TestContext) -> Result<()> {
     vm.until("rebooted", TIMEOUT, |vm| vm["reboots"] == 1)?;
     let vm = saved_and_restored(ctx, vm, &[])?;
     let shell = Shell::going_on(vm.console())?;
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn paused(ctx: &TestContext) -> Result<()> {
@@ -91,7 +86,7 @@ fn paused(ctx: &TestContext) -> Result<()> {
     ctx.run(&["resume", NAME])?.ok()?;
     let shell = Shell::going_on(vm.console())?;
     shell.expect_contains("cat /tmp/word", &["kept"])?;
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn plugged(ctx: &TestContext) -> Result<()> {
@@ -113,7 +108,7 @@ fn plugged(ctx: &TestContext) -> Result<()> {
         hotplug::remove(ctx, &vm, name)?;
         hotplug::goes(&shell, name)?;
     }
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn balloon(ctx: &TestContext) -> Result<()> {
@@ -137,7 +132,7 @@ fn balloon(ctx: &TestContext) -> Result<()> {
         let now = shell.ok(&format!("md5sum < /t/{file}"))?;
         ensure!(now == sum, "{file} differs after pages were given back");
     }
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn huge_pages(ctx: &TestContext) -> Result<()> {
@@ -158,7 +153,7 @@ fn with_huge_pages(ctx: &TestContext) -> Result<()> {
     let shell = Shell::going_on(vm.console())?;
     let now = shell.ok("md5sum < /tmp/kept")?;
     ensure!(now == sum, "the memory has changed");
-    powers_off(&vm, &shell)
+    vm.power_off(&shell)
 }
 
 fn waits_for_room(ctx: &TestContext) -> Result<()> {
@@ -191,7 +186,7 @@ fn waits_for_room(ctx: &TestContext) -> Result<()> {
     let now = shell.ok("head -c 12582912 /dev/vda | md5sum")?;
     ensure!(now == sum, "the disk holds something else");
     shell.ok("! dmesg | grep 'I/O error'")?;
-    powers_off(&vm, &shell)?;
+    vm.power_off(&shell)?;
     unmount(&scratch, UnmountFlags::empty())?;
     Ok(())
 }
