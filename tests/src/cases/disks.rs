@@ -32,8 +32,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             "host",
             json!({"hostDisk": {"path": host, "type": "DiskOrCreate", "capacity": "32Mi"}}),
         )
-        .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
-        .volume("claim", &claim)
+        .claim("claim", "data", &claim)
         .container_disk("image", &image)
         .set("/domain/devices/disks/2/serial", json!("claim-serial"))
         .small(&images::small("6.12")?, "disks,shell");

@@ -36,9 +36,8 @@ fn run(ctx: &TestContext) -> Result<()> {
         let image = ctx.path(disk);
         File::create(&image)?.set_len(8 << 20)?;
         manifest = manifest
-            .disk(disk, json!({"persistentVolumeClaim": {"claimName": disk}}))
-            .set(&format!("/domain/devices/disks/{index}/cache"), json!(cache))
-            .volume(disk, &image);
+            .claim(disk, disk, &image)
+            .set(&format!("/domain/devices/disks/{index}/cache"), json!(cache));
     }
     let manifest = manifest.small(&images::small("6.12")?, "numbers");
     let vm = Vm::start(ctx, &manifest)?;

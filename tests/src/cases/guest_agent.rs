@@ -31,8 +31,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     std::fs::create_dir(&keys)?;
     std::fs::write(keys.join("first"), FIRST_KEY)?;
     let manifest = Manifest::new(NAME)
-        .disk("data", json!({"persistentVolumeClaim": {"claimName": "data"}}))
-        .volume("data", &image)
+        .claim("data", "data", &image)
         .volume("keys-access-cred", &keys)
         .set(
             "accessCredentials",

@@ -7,7 +7,6 @@ use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
-use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -108,8 +107,7 @@ pub fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
 /// A VM with the image at `path`, which starts only if no other process has the image open.
 fn other(path: &Path) -> Result<Manifest> {
     Ok(Manifest::new("other")
-        .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
-        .volume("claim", path)
+        .claim("claim", "data", path)
         .small(&images::small("6.12")?, "disks,shell"))
 }
 

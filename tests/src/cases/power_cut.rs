@@ -48,9 +48,8 @@ fn run(ctx: &TestContext) -> Result<()> {
             File::create(&image)?.set_len(IMAGE_MIB << 20)?;
         }
         manifest = manifest
-            .disk(name, json!({"persistentVolumeClaim": {"claimName": name}}))
-            .set(&format!("/domain/devices/disks/{index}/cache"), json!(cache))
-            .volume(name, &image);
+            .claim(name, name, &image)
+            .set(&format!("/domain/devices/disks/{index}/cache"), json!(cache));
         disks.push(disk);
     }
     let vm = Vm::start(ctx, &manifest.small(&images::small("6.12")?, "numbers"))?;

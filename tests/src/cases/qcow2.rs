@@ -93,8 +93,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
     }
     // A writer of the image must wait.
     let writer = Manifest::new("writer")
-        .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
-        .volume("root", &image)
+        .claim("root", "root", &image)
         .small(&images::small("6.12")?, "disks");
     let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), TIMEOUT)?;
     refused.fails_with(1, &["volume \"root\":", "is in use"])?;
@@ -159,12 +158,7 @@ fn verify_on(ctx: &TestContext, bus: &str, disk: &str, words: &str, seed: u64) -
         .cpu(1, 2, 1)
         .memory("512Mi")
         .set("/domain/devices/blockMultiQueue", json!(true))
-        .device(
-            "root",
-            json!({"disk": {"bus": bus}}),
-            json!({"containerDisk": {"image": "local/root"}}),
-        )
-        .volume("root", &image)
+        .container_disk_as("root", json!({"disk": {"bus": bus}}), &image)
         .small(&images::small("6.12-disks")?, words);
     let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;

@@ -6,7 +6,6 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, TIMEOUT, images};
 use anyhow::{Result, ensure};
-use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -28,8 +27,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         .open(&path)?;
     image.set_len(16 * MIB)?;
     let manifest = Manifest::new("grows")
-        .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
-        .volume("claim", &path)
+        .claim("claim", "data", &path)
         .small(&images::small("6.12")?, "disks,shell");
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect(r"husk-disk-vda: size=32768 ro=0")?;

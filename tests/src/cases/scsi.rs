@@ -31,16 +31,8 @@ fn bus(kind: &str, bus: &str, serial: &str) -> Value {
 fn small(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("scsi")
         .memory("512Mi")
-        .device(
-            "new",
-            bus("disk", "scsi", "new-serial"),
-            json!({"emptyDisk": {"capacity": "64Mi"}}),
-        )
-        .device(
-            "old",
-            bus("disk", "sata", "old-serial"),
-            json!({"emptyDisk": {"capacity": "32Mi"}}),
-        )
+        .empty_disk_as("new", bus("disk", "scsi", "new-serial"), "64Mi")
+        .empty_disk_as("old", bus("disk", "sata", "old-serial"), "32Mi")
         .device(
             "seed",
             bus("cdrom", "sata", "cd-serial"),
@@ -237,17 +229,12 @@ fn debian(ctx: &TestContext) -> Result<()> {
         .cpu(1, 2, 1)
         .memory("1Gi")
         .set("/terminationGracePeriodSeconds", json!(120))
-        .device(
+        .container_disk_as(
             "root",
             bus("disk", "sata", "root-serial"),
-            json!({"containerDisk": {"image": "local/root"}}),
+            &images::disk("debian-13-cloud")?,
         )
-        .volume("root", &images::disk("debian-13-cloud")?)
-        .device(
-            "data",
-            bus("disk", "scsi", "data-serial"),
-            json!({"emptyDisk": {"capacity": "64Mi"}}),
-        )
+        .empty_disk_as("data", bus("disk", "scsi", "data-serial"), "64Mi")
         .device(
             "seed",
             json!({"cdrom": {"bus": "sata"}}),

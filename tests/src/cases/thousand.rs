@@ -39,11 +39,7 @@ work() { until [ -e /stop ]; do fio --thread --name=work --filename=/dev/disk --
 fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("thousand")
         .memory("1Gi")
-        .device(
-            "work",
-            json!({"disk": {"bus": "scsi"}, "serial": "work"}),
-            json!({"emptyDisk": {"capacity": "32Mi"}}),
-        )
+        .empty_disk_as("work", json!({"disk": {"bus": "scsi"}, "serial": "work"}), "32Mi")
         .small(&images::small("6.12-disks")?, "scsi,shell");
     let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;

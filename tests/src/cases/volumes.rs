@@ -6,7 +6,6 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, images, met, poll};
 use anyhow::{Result, ensure};
-use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,8 +26,7 @@ fn husk(ctx: &TestContext, words: &[&str]) -> Result<String> {
 fn start<'s>(ctx: &'s TestContext, name: &str, volume: &str) -> Result<Vm<'s>> {
     let path = PathBuf::from(husk(ctx, &["volume", "path", volume])?.trim_end());
     let manifest = Manifest::new(name)
-        .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
-        .volume("root", &path)
+        .claim("root", "root", &path)
         .small(&images::small("6.12")?, "disks,shell");
     Vm::start(ctx, &manifest)
 }

@@ -3,6 +3,7 @@
 use super::containerd::image::{INITRD, KERNEL};
 use super::context::TestContext;
 use super::images::Small;
+use super::pod::Pod;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -77,7 +78,7 @@ impl Manifest {
 
     /// Adds a disk on bus virtio with the volume source `source`.
     pub fn disk(self, name: &str, source: Value) -> Self {
-        self.device(name, json!({"disk": {"bus": "virtio"}}), source)
+        self.device(name, virtio(), source)
     }
 
     /// Adds an entry of `disks`, which is `device` without its name, with the volume source `source`.
@@ -103,15 +104,32 @@ impl Manifest {
         self
     }
 
+    /// Adds the image at `path` as a disk on bus virtio with the claim `claim`.
+    pub fn claim(self, name: &str, claim: &str, path: &Path) -> Self {
+        self.disk(name, json!({"persistentVolumeClaim": {"claimName": claim}}))
+            .volume(name, path)
+    }
+
     /// Adds the image at `path` as a containerDisk: the guest writes into an overlay.
     pub fn container_disk(self, name: &str, path: &Path) -> Self {
-        self.disk(name, json!({"containerDisk": {"image": format!("local/{name}")}}))
+        self.container_disk_as(name, virtio(), path)
+    }
+
+    /// The same with another entry of `disks`.
+    pub fn container_disk_as(self, name: &str, device: Value, path: &Path) -> Self {
+        let image = format!("local/{name}");
+        self.device(name, device, json!({"containerDisk": {"image": image}}))
             .volume(name, path)
     }
 
     /// Adds an empty disk of the given capacity.
     pub fn empty_disk(self, name: &str, capacity: &str) -> Self {
-        self.disk(name, json!({"emptyDisk": {"capacity": capacity}}))
+        self.empty_disk_as(name, virtio(), capacity)
+    }
+
+    /// The same with another entry of `disks`.
+    pub fn empty_disk_as(self, name: &str, device: Value, capacity: &str) -> Self {
+        self.device(name, device, json!({"emptyDisk": {"capacity": capacity}}))
     }
 
     /// Adds a NoCloud disk with the given user data.
@@ -140,6 +158,11 @@ impl Manifest {
     /// Adds an interface with the given binding on the pod's own network.
     pub fn pod_interface(self, binding: Value) -> Self {
         self.interface("default", binding, json!({"pod": {}}))
+    }
+
+    /// Runs the VM in `pod`, whose network it has by the bridge binding.
+    pub fn bridged(self, pod: &Pod<'_>) -> Self {
+        self.pod_interface(json!({"bridge": {}})).netns(&pod.netns.path())
     }
 
     /// Runs the VM in the pod whose network namespace is at `path`.
@@ -200,6 +223,11 @@ impl Manifest {
         words.extend(self.arguments.iter().cloned());
         Ok(words)
     }
+}
+
+/// An entry of `disks` without its name.
+fn virtio() -> Value {
+    json!({"disk": {"bus": "virtio"}})
 }
 
 fn push(list: &mut Value, value: Value) {

@@ -9,7 +9,6 @@ use crate::harness::pod::Node;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::Result;
-use serde_json::json;
 
 pub const CASE: Case = Case {
     name: "net-debian",
@@ -29,8 +28,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         .memory("768Mi")
         .container_disk("rootdisk", &images::disk("debian-13-cloud")?)
         .cloud_init(USER_DATA)
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path());
+        .bridged(&pod);
     let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "husk")?;

@@ -9,7 +9,6 @@ use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Result, ensure};
-use serde_json::json;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -35,8 +34,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     node.run("ip address add 192.168.7.1/24 dev cni0")?;
     let before = pod.netns.state()?;
     let manifest = Manifest::new("plug")
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path())
+        .bridged(&pod)
         .small(&guest::image(ctx)?, "net,shell");
     let vm = Vm::start(ctx, &manifest)?;
     {

@@ -8,7 +8,6 @@ use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, flow};
 use anyhow::{Result, ensure};
-use serde_json::json;
 
 pub const CASE: Case = Case {
     name: "net-link-local",
@@ -28,8 +27,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let pod = routed_pod(&node)?;
     let before = pod.netns.state()?;
     let manifest = Manifest::new("calico")
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path())
+        .bridged(&pod)
         .small(&guest::image(ctx)?, "net,shell");
     let vm = Vm::start(ctx, &manifest)?;
     let (shell, got) = ready(&vm)?;

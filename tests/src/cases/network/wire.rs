@@ -109,8 +109,7 @@ pub fn manifest(ctx: &TestContext, pod: &Pod<'_>) -> Result<Manifest> {
     Ok(Manifest::new("wire")
         .cpu(1, 2, 1)
         .set("/domain/devices/networkInterfaceMultiqueue", json!(true))
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path())
+        .bridged(pod)
         .small(&guest::image(ctx)?, "net,shell"))
 }
 

@@ -12,7 +12,6 @@ use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, images, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -73,13 +72,7 @@ fn start<'c>(ctx: &'c TestContext, manifest: Manifest) -> Result<Vm<'c>> {
 }
 
 fn with_disk(image: &Path) -> Manifest {
-    Manifest::new("victim")
-        .device(
-            "data",
-            json!({"disk": {"bus": "virtio"}}),
-            json!({"persistentVolumeClaim": {"claimName": "data"}}),
-        )
-        .volume("data", image)
+    Manifest::new("victim").claim("data", "data", image)
 }
 
 /// Time that a whole snapshot of the VM takes.

@@ -12,7 +12,6 @@ use crate::harness::program::Session;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT};
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 use std::process::Command;
 use std::time::Duration;
 
@@ -71,8 +70,7 @@ fn disks(ctx: &TestContext) -> Result<()> {
 fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapath) -> Result<()> {
     let manifest = Manifest::new("receiver")
         .cpu(1, 2, 1)
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path())
+        .bridged(pod)
         .small(&guest::image(ctx)?, "net,shell");
     let source = Vm::start_with(ctx, &manifest, datapath)?;
     let (shell, _) = ready(&source)?;

@@ -125,12 +125,7 @@ fn manifest(ctx: &TestContext, name: &str) -> Result<Manifest> {
         .memory("256Mi")
         .set("/domain/devices/blockMultiQueue", json!(true))
         .empty_disk("scratch", "32Mi")
-        .device(
-            "root",
-            json!({"disk": {"bus": "scsi"}}),
-            json!({"containerDisk": {"image": "local/root"}}),
-        )
-        .volume("root", &image)
+        .container_disk_as("root", json!({"disk": {"bus": "scsi"}}), &image)
         .small(&images::small("6.12-disks")?, "disks,scsi,shell"))
 }
 

@@ -11,7 +11,6 @@ use crate::harness::program::Session;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Context, Result};
-use serde_json::json;
 use std::time::Duration;
 
 pub const NETWORK: Case = Case {
@@ -36,8 +35,7 @@ fn over(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
     let pod = node.pod(8)?;
     let manifest = Manifest::new("connected")
         .cpu(1, 2, 1)
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&pod.netns.path())
+        .bridged(&pod)
         .small(&guest::image(ctx)?, "net,shell");
     let source = Vm::start_with(ctx, &manifest, datapath)?;
     let (shell, _) = ready(&source)?;

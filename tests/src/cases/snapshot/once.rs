@@ -8,7 +8,6 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{TIMEOUT, images};
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -47,13 +46,7 @@ fn losetup(ctx: &TestContext, words: &[&str]) -> Result<String> {
 }
 
 fn manifest(image: &Path) -> Result<Manifest> {
-    let manifest = Manifest::new("claim")
-        .device(
-            "data",
-            json!({"disk": {"bus": "virtio"}}),
-            json!({"persistentVolumeClaim": {"claimName": "data"}}),
-        )
-        .volume("data", image);
+    let manifest = Manifest::new("claim").claim("data", "data", image);
     Ok(manifest.small(&images::small("6.12")?, "disks,shell"))
 }
 

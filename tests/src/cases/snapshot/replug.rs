@@ -9,7 +9,6 @@ use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, flow};
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 
@@ -83,10 +82,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     node.run("ip address add 192.168.7.1/24 dev cni0")?;
     let (home, away) = (pod(&node, 8)?, pod(&node, 9)?);
     let image = guest::image(ctx)?;
-    let manifest = Manifest::new("source")
-        .pod_interface(json!({"bridge": {}}))
-        .netns(&home.netns.path())
-        .small(&image, "net,shell");
+    let manifest = Manifest::new("source").bridged(&home).small(&image, "net,shell");
     let source = Vm::start(ctx, &manifest)?;
     let dir = ctx.path("snapshot");
     {
@@ -149,11 +145,8 @@ fn run(ctx: &TestContext) -> Result<()> {
         stop(ctx, &clone)
     });
     ctx.part("a guest without hotplug", || {
-        let manifest = Manifest::new("deaf")
-            .pod_interface(json!({"bridge": {}}))
-            .netns(&home.netns.path())
-            .small_with(&image, "net,shell", "acpiphp.disable=1");
-        let vm = Vm::start(ctx, &manifest)?;
+        let deaf = Manifest::new("deaf").bridged(&home);
+        let vm = Vm::start(ctx, &deaf.small_with(&image, "net,shell", "acpiphp.disable=1"))?;
         ready(&vm)?;
         let dir = ctx.path("deaf");
         save(ctx, &vm, &dir)?;

@@ -73,11 +73,7 @@ fn rounds(
     let manifest = Manifest::new(&name).cpu(1, vcpus, 1).memory("384Mi");
     let manifest = match disk {
         "blk" => manifest.empty_disk("data", "32Mi"),
-        "scsi" => manifest.device(
-            "data",
-            json!({"disk": {"bus": "scsi"}}),
-            json!({"emptyDisk": {"capacity": "32Mi"}}),
-        ),
+        "scsi" => manifest.empty_disk_as("data", json!({"disk": {"bus": "scsi"}}), "32Mi"),
         _ => manifest.container_disk("data", image),
     };
     let manifest = manifest.small(&images::small(kernel)?, "disks,scsi,shell");
