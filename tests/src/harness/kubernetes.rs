@@ -127,19 +127,35 @@ impl<'s> Cluster<'s> {
             ("pvc", claim, "status", json!({"status": bound})),
         ];
         for (kind, name, part, patch) in patches {
-            let part = format!("--subresource={part}");
-            self.kubectl(&[
-                "patch",
-                kind,
-                name,
-                &part,
-                "--type=merge",
-                "-p",
-                &patch.to_string(),
-            ])?
-            .ok()?;
+            self.patch(kind, name, &[&format!("--subresource={part}")], &patch)?;
         }
         Ok(())
+    }
+
+    /// `kubectl patch` with a merge patch and more options.
+    pub fn patch(&self, kind: &str, name: &str, options: &[&str], patch: &Value) -> Result<()> {
+        let patch = patch.to_string();
+        let words = [&["patch", kind, name, "--type=merge", "-p", &patch], options].concat();
+        self.kubectl(&words)?.ok().map(drop)
+    }
+
+    /// Messages of all events.
+    pub fn events(&self) -> Result<String> {
+        self.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?
+            .ok()
+    }
+
+    /// Removes the finalizers of an object.
+    pub fn release(&self, kind: &str, name: &str) -> Result<()> {
+        self.patch(kind, name, &[], &json!({"metadata": {"finalizers": null}}))
+    }
+
+    /// Waits until nothing of a pod is left on the node, and ends the cluster. The kubelet removes sandboxes at its own
+    /// intervals.
+    pub fn end_empty(self, containerd: &Containerd<'_>) -> Result<()> {
+        let gone = self.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
+        gone.or_else(|_| containerd.nothing_left())?;
+        self.end()
     }
 
     /// Waits until `is` returns true.
@@ -152,7 +168,7 @@ impl<'s> Cluster<'s> {
     }
 
     /// Ends the cluster, once no pod is left, and removes the files that a kubelet leaves on its node.
-    pub fn end(mut self) -> Result<()> {
+    fn end(mut self) -> Result<()> {
         self.kubelet.take();
         for group in ["besteffort", "burstable", ""] {
             let cgroup = Path::new("/sys/fs/cgroup/kubepods").join(group);

@@ -2,7 +2,7 @@
 //! that do not ask for Husk.
 
 use crate::harness::context::TestContext;
-use crate::harness::kubevirt::objects::instance;
+use crate::harness::kubevirt::objects::{condition, instance};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
@@ -26,7 +26,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let other = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER_NODE}});
     c.apply(&[instance(VM, "script,button,shell"), other])?;
     c.until(VMI, VM, ".status.phase", "Running")?;
-    c.in_guest(VM, |shell| shell.ok("test -s /www/boot-id").map(drop))?;
+    c.guest_does(VM, "test -s /www/boot-id")?;
     ctx.part("probes and metrics", || metrics(c));
     ctx.part("another node's agent", || other_agent(ctx, c));
     ctx.part("clients without a certificate", || no_certificate(c));
@@ -117,15 +117,10 @@ fn no_certificate(c: &KubeVirt<'_>) -> Result<()> {
         let answer = request(&format!("{address}:8186"), certificate, &line)?;
         let answered = answer.contains("HTTP/1.1");
         ensure!(answered == allowed, "{who}: {answer}");
-        let paused = c.field(VMI, VM, ".status.conditions[?(@.type==\"Paused\")].status")?;
+        let paused = c.field(VMI, VM, &condition("Paused", "status"))?;
         ensure!(allowed || paused.is_empty(), "{who} has paused it");
     }
-    c.until(
-        VMI,
-        VM,
-        ".status.conditions[?(@.type==\"Paused\")].status",
-        "True",
-    )
+    c.until_condition(VMI, VM, "Paused", "True")
 }
 
 /// Returns the agent's answer to a request.

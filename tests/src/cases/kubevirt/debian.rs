@@ -59,7 +59,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         c.virtctl(&["stop", VM])?.ok()?;
         c.until("vm", VM, ".status.printableStatus", "Stopped")
     });
-    for (kind, name) in [
+    c.delete_all(&[
         ("vm", VM),
         ("secret", "debian-cloud-init"),
         ("secret", KEYS),
@@ -67,9 +67,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         ("pvc", VM),
         ("pv", VM),
         ("storageclass", CLASS),
-    ] {
-        c.delete(kind, name)?;
-    }
+    ])?;
     c.until_none(VMI)?;
     c.on_node(&format!("rm -r {DATA}"))?;
     c.delete("pod", "node-shell")?;
@@ -175,19 +173,11 @@ fn options(key: &str) -> [String; 3] {
 
 fn ssh(c: &KubeVirt<'_>, key: &str) -> Result<()> {
     c.until("vm", VM, ".status.printableStatus", "Running")?;
-    let options = options(key);
-    let target = format!("debian@vm/{VM}");
-    let mut words = vec![
-        "ssh",
-        target.as_str(),
-        "--command=hostname; cat /etc/debian_version",
-    ];
-    words.extend(options.iter().map(String::as_str));
     let said = poll(BOOT, Duration::from_secs(5), || {
-        let said = c.virtctl(&words)?;
-        Ok(match said.status {
-            0 => Ok(said.text),
-            _ => Err(format!("no login: {}", said.text)),
+        let (status, said) = run_by_ssh(c, key, "hostname; cat /etc/debian_version")?;
+        Ok(match status {
+            0 => Ok(said),
+            _ => Err(format!("no login: {said}")),
         })
     })?;
     ensure!(
@@ -217,8 +207,7 @@ fn scp(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
 
 /// The VMI and virtctl show the answers of Debian's own agent.
 fn guest_agent(c: &KubeVirt<'_>) -> Result<()> {
-    let connected = ".status.conditions[?(@.type==\"AgentConnected\")].status";
-    c.until(VMI, VM, connected, "True")?;
+    c.until_condition(VMI, VM, "AgentConnected", "True")?;
     c.until(VMI, VM, ".status.guestOSInfo.name", "Debian GNU/Linux")?;
     c.until(VMI, VM, ".status.guestOSInfo.versionId", "13")?;
     let info: Value = serde_json::from_str(&c.virtctl(&["guestosinfo", VM])?.ok()?)?;
@@ -246,8 +235,7 @@ fn run_by_ssh(c: &KubeVirt<'_>, key: &str, command: &str) -> Result<(i32, String
 
 /// A password of a Secret is set, and a key that is added to a Secret is accepted.
 fn access_credentials(ctx: &TestContext, c: &KubeVirt<'_>, key: &str) -> Result<()> {
-    let synchronized = ".status.conditions[?(@.type==\"AccessCredentialsSynchronized\")].status";
-    c.until(VMI, VM, synchronized, "True")?;
+    c.until_condition(VMI, VM, "AccessCredentialsSynchronized", "True")?;
     let (status, said) = run_by_ssh(c, key, &format!("echo '{PASSWORD}' | su root -c 'id -u'"))?;
     ensure!(
         status == 0 && said.contains('0'),

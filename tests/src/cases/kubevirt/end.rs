@@ -82,12 +82,7 @@ fn drain(c: &KubeVirt<'_>) -> Result<()> {
     migrates["spec"]["template"]["spec"]["evictionStrategy"] = json!("LiveMigrate");
     c.apply(&[virtual_machine(DRAINED, "button,shell"), migrates])?;
     for name in [DRAINED, "migrates"] {
-        c.until(
-            VMI,
-            name,
-            ".status.conditions[?(@.type==\"Ready\")].status",
-            "True",
-        )?;
+        c.until_condition(VMI, name, "Ready", "True")?;
     }
     let before = c.field(VMI, DRAINED, ".metadata.uid")?;
     let node = c.node()?;

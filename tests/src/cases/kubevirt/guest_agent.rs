@@ -1,7 +1,7 @@
 //! The guest's agent under KubeVirt: what `kubectl` and `virtctl` show, probes, freezing, access credentials.
 
 use crate::harness::context::{TestContext, expect_contains};
-use crate::harness::kubevirt::objects::{DISK, instance};
+use crate::harness::kubevirt::objects::{DISK, condition, instance};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use crate::harness::{Case, met};
 use anyhow::{Result, ensure};
@@ -21,8 +21,8 @@ const FIRST_KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA first";
 const SECOND_KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB second";
-const CONNECTED: &str = ".status.conditions[?(@.type==\"AgentConnected\")].status";
-const READY: &str = ".status.conditions[?(@.type==\"Ready\")].status";
+const CONNECTED: &str = "AgentConnected";
+const READY: &str = "Ready";
 const FROZEN: &str = ".status.fsFreezeStatus";
 /// Makes the account for which the agent writes keys, and mounts a file system that it can freeze.
 const SETUP: &str = "mkdir -p /etc /root /mnt && echo root:x:0:0::/root:/bin/sh > /etc/passwd && \
@@ -32,8 +32,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     c.apply(&[keys(&[FIRST_KEY]), vmi()])?;
     c.until(VMI, VM, ".status.phase", "Running")?;
-    c.until(VMI, VM, CONNECTED, "True")?;
-    c.in_guest(VM, |shell| shell.ok(SETUP).map(drop))?;
+    c.until_condition(VMI, VM, CONNECTED, "True")?;
+    c.guest_does(VM, SETUP)?;
     ctx.part("views", || views(c));
     ctx.part("a readiness probe by exec", || readiness(c));
     ctx.part("freeze", || freeze(ctx, c));
@@ -90,9 +90,9 @@ fn views(c: &KubeVirt<'_>) -> Result<()> {
     let pod = c.field("pods", "-lkubevirt.io=virt-launcher", ".items[0].status.podIP")?;
     let shown = c.field(VMI, VM, ".status.interfaces[0].ipAddress")?;
     ensure!(shown == pod, "{shown}, not {pod}");
-    let unsupported = ".status.conditions[?(@.type==\"AgentVersionNotSupported\")].reason";
+    let unsupported = condition("AgentVersionNotSupported", "reason");
     ensure!(
-        c.field(VMI, VM, unsupported)?.is_empty(),
+        c.field(VMI, VM, &unsupported)?.is_empty(),
         "the agent is not supported"
     );
     let info = c.virtctl(&["guestosinfo", VM])?.ok()?;
@@ -112,11 +112,11 @@ fn views(c: &KubeVirt<'_>) -> Result<()> {
 }
 
 fn readiness(c: &KubeVirt<'_>) -> Result<()> {
-    c.until(VMI, VM, READY, "False")?;
-    c.in_guest(VM, |shell| shell.ok("touch /ready").map(drop))?;
-    c.until(VMI, VM, READY, "True")?;
-    c.in_guest(VM, |shell| shell.ok("rm /ready").map(drop))?;
-    c.until(VMI, VM, READY, "False")
+    c.until_condition(VMI, VM, READY, "False")?;
+    c.guest_does(VM, "touch /ready")?;
+    c.until_condition(VMI, VM, READY, "True")?;
+    c.guest_does(VM, "rm /ready")?;
+    c.until_condition(VMI, VM, READY, "False")
 }
 
 /// A PUT of a subresource, for which virtctl has no command.
@@ -136,7 +136,7 @@ fn freeze(ctx: &TestContext, c: &KubeVirt<'_>) -> Result<()> {
     c.until(VMI, VM, FROZEN, "frozen")?;
     put(ctx, c, "unfreeze", &json!({}))?;
     c.until(VMI, VM, FROZEN, "")?;
-    c.in_guest(VM, |shell| shell.ok("echo after > /mnt/after && sync").map(drop))?;
+    c.guest_does(VM, "echo after > /mnt/after && sync")?;
     // A thaw that is forgotten.
     put(ctx, c, "freeze", &json!({"unfreezeTimeout": "10s"}))?;
     c.until(VMI, VM, FROZEN, "frozen")?;
@@ -186,7 +186,7 @@ fn replaced(ctx: &TestContext, c: &KubeVirt<'_>) -> Result<()> {
     ];
     kubevirt.kubectl(&words)?.ok()?;
     c.until(VMI, VM, FROZEN, "")?;
-    c.in_guest(VM, |shell| shell.ok("echo again > /mnt/again && sync").map(drop))
+    c.guest_does(VM, "echo again > /mnt/again && sync")
 }
 
 fn ssh_keys(c: &KubeVirt<'_>) -> Result<()> {
@@ -197,21 +197,20 @@ fn ssh_keys(c: &KubeVirt<'_>) -> Result<()> {
         })
     };
     has(FIRST_KEY)?;
-    let synchronized = ".status.conditions[?(@.type==\"AccessCredentialsSynchronized\")].status";
-    c.until(VMI, VM, synchronized, "True")?;
+    c.until_condition(VMI, VM, "AccessCredentialsSynchronized", "True")?;
     c.apply(&[keys(&[FIRST_KEY, SECOND_KEY])])?;
     has(SECOND_KEY)?;
     c.until_events(VM, &["Access credentials sync successful."])
 }
 
 fn gone_and_back(c: &KubeVirt<'_>) -> Result<()> {
-    c.in_guest(VM, |shell| shell.ok("kill $(cat /run/qemu-ga.pid)").map(drop))?;
-    c.until(VMI, VM, CONNECTED, "")?;
+    c.guest_does(VM, "kill $(cat /run/qemu-ga.pid)")?;
+    c.until_condition(VMI, VM, CONNECTED, "")?;
     c.virtctl(&["guestosinfo", VM])?
         .fails_with(1, &["VMI does not have guest agent connected"])?;
     let start = "qemu-ga --daemonize --pidfile /run/qemu-ga.pid --statedir /run";
-    c.in_guest(VM, |shell| shell.ok(start).map(drop))?;
-    c.until(VMI, VM, CONNECTED, "True")
+    c.guest_does(VM, start)?;
+    c.until_condition(VMI, VM, CONNECTED, "True")
 }
 
 /// The VMI of a guest that serves HTTP is ready; that of a guest whose agent does not answer ends.
@@ -224,8 +223,8 @@ fn liveness(c: &KubeVirt<'_>) -> Result<()> {
         "guestAgentPing": {}, "periodSeconds": 3, "timeoutSeconds": 5, "failureThreshold": 10,
     });
     c.apply(&[vmi])?;
-    c.until(VMI, PINGED, READY, "True")?;
-    c.until(VMI, PINGED, CONNECTED, "True")?;
+    c.until_condition(VMI, PINGED, READY, "True")?;
+    c.until_condition(VMI, PINGED, CONNECTED, "True")?;
     // Longer than the probe's timeout.
     std::thread::sleep(std::time::Duration::from_secs(45));
     c.until(VMI, PINGED, ".status.phase", "Running")?;

@@ -90,10 +90,15 @@ fn plug(c: &KubeVirt<'_>, name: &str, serial: &str) -> Result<()> {
         VM,
         &[&format!("Successfully attach hotplugged volume {name} to VM")],
     )?;
-    // The guest scans its controller after the VM has the disk.
-    let serials = "/sys/block/sd*/device/vpd_pg80";
-    let find = format!("until grep -q {serial} {serials}; do sleep 0.2; done");
-    c.in_guest(VM, |shell| shell.ok(&find).map(drop))
+    finds(c, VM, serial)
+}
+
+/// Waits until a guest has a disk with this serial number: it scans its controller after the VM has the disk.
+fn finds(c: &KubeVirt<'_>, vm: &str, serial: &str) -> Result<()> {
+    c.guest_does(
+        vm,
+        &format!("until grep -q {serial} /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done"),
+    )
 }
 
 /// The guest's writes reach the node's device and file.
@@ -118,11 +123,10 @@ fn growth(c: &KubeVirt<'_>, device: &str) -> Result<()> {
         "truncate -s 96M {DATA}/block.img && losetup -c {device}"
     ))?;
     let storage = json!({"storage": "128Mi"});
-    let requests = json!({"spec": {"resources": {"requests": storage}}}).to_string();
-    let capacity = json!({"status": {"capacity": storage}}).to_string();
-    c.kubectl(&["patch", "pvc", "files", "-p", &requests])?.ok()?;
-    c.kubectl(&["patch", "pvc", "files", "--subresource=status", "-p", &capacity])?
-        .ok()?;
+    let requests = json!({"spec": {"resources": {"requests": storage}}});
+    let capacity = json!({"status": {"capacity": storage}});
+    c.patch("pvc", "files", &[], &requests)?;
+    c.patch("pvc", "files", &["--subresource=status"], &capacity)?;
     c.in_guest(VM, |shell| {
         // KubeVirt leaves some percent of the claim to its filesystem.
         let grown = "b=$(cat /sys/block/sda/size) f=$(cat /sys/block/sdb/size); \
@@ -165,10 +169,7 @@ fn memory_dump(c: &KubeVirt<'_>) -> Result<()> {
 
 /// A volume that the owner writes into the VM's template is plugged, and is unplugged when it is gone from there.
 fn template(c: &KubeVirt<'_>) -> Result<()> {
-    let patch = |operations: Value| {
-        let patch = operations.to_string();
-        c.kubectl(&["patch", "vm", VM, "--type=json", "-p", &patch])?.ok()
-    };
+    let patch = |operations: Value| c.patch("vm", VM, &["--type=json"], &operations);
     let (volumes, disks) = (
         "/spec/template/spec/volumes",
         "/spec/template/spec/domain/devices/disks",
@@ -180,11 +181,7 @@ fn template(c: &KubeVirt<'_>) -> Result<()> {
          "value": {"name": "block", "disk": {"bus": "scsi"}, "serial": "TEMPLATE1"}},
     ]))?;
     c.until(VMI, VM, &status("block", "phase"), "Ready")?;
-    c.in_guest(VM, |shell| {
-        shell
-            .ok("until grep -q TEMPLATE1 /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done")
-            .map(drop)
-    })?;
+    finds(c, VM, "TEMPLATE1")?;
     patch(json!([
         {"op": "remove", "path": format!("{volumes}/1")},
         {"op": "remove", "path": format!("{disks}/1")},
@@ -211,11 +208,7 @@ fn without_vm(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["addvolume", name, "--volume-name=block", "--serial=BARE1"])?
         .ok()?;
     c.until(VMI, name, &status("block", "phase"), "Ready")?;
-    c.in_guest(name, |shell| {
-        shell
-            .ok("until grep -q BARE1 /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done")
-            .map(drop)
-    })?;
+    finds(c, name, "BARE1")?;
     c.virtctl(&["removevolume", name, "--volume-name=block"])?.ok()?;
     c.until(VMI, name, &status("block", "name"), "")?;
     c.delete(VMI, name)

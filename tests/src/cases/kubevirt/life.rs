@@ -1,7 +1,7 @@
 //! The life of a VirtualMachine.
 
 use crate::harness::context::TestContext;
-use crate::harness::kubevirt::objects::virtual_machine;
+use crate::harness::kubevirt::objects::{condition, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use crate::harness::{Case, until};
 use anyhow::{Context, Result, ensure};
@@ -33,7 +33,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 fn start(c: &KubeVirt<'_>) -> Result<()> {
     c.apply(&[virtual_machine(VM, "button,shell")])?;
     c.until("vm", VM, ".status.printableStatus", "Running")?;
-    c.until(VMI, VM, ".status.conditions[?(@.type==\"Ready\")].status", "True")?;
+    c.until_condition(VMI, VM, "Ready", "True")?;
     let pod = c.field("pods", "-lkubevirt.io=virt-launcher", ".items[0].metadata.name")?;
     let address = c.field("pod", &pod, ".status.podIP")?;
     let own = c.field(VMI, VM, ".status.interfaces[0].ipAddress")?;
@@ -43,11 +43,7 @@ fn start(c: &KubeVirt<'_>) -> Result<()> {
     // 128 MiB, 1/512 of it and 1 MiB for the vCPU; RuntimeClass adds its overhead.
     let request = c.field("pod", &pod, ".spec.containers[0].resources.requests.memory")?;
     ensure!(request == "135528448", "compute requests {request}");
-    let migratable = c.field(
-        VMI,
-        VM,
-        ".status.conditions[?(@.type==\"LiveMigratable\")].status",
-    )?;
+    let migratable = c.field(VMI, VM, &condition("LiveMigratable", "status"))?;
     ensure!(migratable == "False", "LiveMigratable {migratable}");
     // The VMI is Running before its guest has booted.
     until_boots(c, 1)?;
@@ -75,11 +71,7 @@ fn console(c: &KubeVirt<'_>) -> Result<()> {
 }
 
 fn subresources(c: &KubeVirt<'_>) -> Result<()> {
-    let paused = ".status.conditions[?(@.type==\"Paused\")].reason";
-    c.virtctl(&["pause", "vmi", VM])?.ok()?;
-    c.until(VMI, VM, paused, "PausedByUser")?;
-    c.virtctl(&["unpause", "vmi", VM])?.ok()?;
-    c.until(VMI, VM, paused, "")?;
+    c.pause_and_resume(VM)?;
     // Each boots the guest again in the same VM.
     let uid = c.field(VMI, VM, ".metadata.uid")?;
     for (command, boots) in [("reset", 2), ("soft-reboot", 3)] {

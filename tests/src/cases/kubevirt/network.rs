@@ -29,15 +29,13 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.apply(&[virtual_machine(VM, "script,button,shell"), client_pod(CLIENT)])?;
     c.until("pod", CLIENT, ".status.phase", "Running")?;
     c.until("vm", VM, ".status.printableStatus", "Running")?;
-    c.in_guest(VM, |shell| shell.ok("test -s /www/boot-id").map(drop))?;
+    c.guest_does(VM, "test -s /www/boot-id")?;
     ctx.part("pod to VM", || pod_to_vm(c));
     ctx.part("VM to pod", || vm_to_pod(c));
     ctx.part("expose", || expose(c));
     ctx.part("port-forward", || port_forward(c));
     ctx.part("statistics", || statistics(c));
-    for (kind, name) in [("service", VM), ("vm", VM), ("pod", CLIENT)] {
-        c.delete(kind, name)?;
-    }
+    c.delete_all(&[("service", VM), ("vm", VM), ("pod", CLIENT)])?;
     c.until_none("vm")?;
     c.until_none("pods")
 }

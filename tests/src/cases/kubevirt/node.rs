@@ -112,11 +112,7 @@ fn upgrade(c: &KubeVirt<'_>) -> Result<()> {
     let new = version_of_newest_vmm(c)?;
     ensure!(new != old, "the new VM runs with {new}");
     for name in [OLD, NEW] {
-        let paused = ".status.conditions[?(@.type==\"Paused\")].reason";
-        c.virtctl(&["pause", "vmi", name])?.ok()?;
-        c.until(VMI, name, paused, "PausedByUser")?;
-        c.virtctl(&["unpause", "vmi", name])?.ok()?;
-        c.until(VMI, name, paused, "")?;
+        c.pause_and_resume(name)?;
     }
     Ok(())
 }

@@ -111,13 +111,11 @@ fn instance_type(c: &KubeVirt<'_>) -> Result<()> {
         ensure!((110_000..160 << 10).contains(&memory), "{memory} KiB of memory");
         Ok(())
     })?;
-    for (kind, name) in [
+    c.delete_all(&[
         ("vm", "typed"),
         ("virtualmachineinstancetype", "small"),
         ("virtualmachinepreference", "scsi"),
-    ] {
-        c.delete(kind, name)?;
-    }
+    ])?;
     c.until_none(VMI)
 }
 

@@ -41,12 +41,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.apply(&CRDS.map(crd))?;
     for (plural, ..) in CRDS {
         let name = format!("{plural}.snapshot.storage.k8s.io");
-        c.until(
-            "crd",
-            &name,
-            ".status.conditions[?(@.type==\"Established\")].status",
-            "True",
-        )?;
+        c.until_condition("crd", &name, "Established", "True")?;
     }
     c.apply(&classes())?;
     let [mut volume, mut claim] = local_volume(CLAIM, "Filesystem", (DATA, "80Mi"), &c.node()?);
@@ -55,8 +50,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     }
     c.apply(&[volume, claim, vm()])?;
     c.until("vm", VM, ".status.printableStatus", "Running")?;
-    let connected = ".status.conditions[?(@.type==\"AgentConnected\")].status";
-    c.until(VMI, VM, connected, "True")?;
+    c.until_condition(VMI, VM, "AgentConnected", "True")?;
     c.in_guest(VM, |shell| {
         shell.ok("mkdir -p /mnt /tmp && mount -t ext4 /dev/vda /mnt")?;
         shell.send(WRITER)
@@ -66,14 +60,12 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("a paused VM", || paused(c));
     c.delete("vm", VM)?;
     c.until_none(VMI)?;
-    for (kind, name) in [
+    c.delete_all(&[
         ("pvc", CLAIM),
         ("pv", CLAIM),
         ("storageclass", CLASS),
         ("volumesnapshotclass", CLASS),
-    ] {
-        c.delete(kind, name)?;
-    }
+    ])?;
     for (plural, ..) in CRDS {
         c.delete("crd", &format!("{plural}.snapshot.storage.k8s.io"))?;
     }
@@ -158,17 +150,9 @@ fn volume_snapshots(c: &KubeVirt<'_>) -> Result<String> {
 /// The driver's word that it has the copy.
 fn answer(c: &KubeVirt<'_>, name: &str) -> Result<()> {
     let now = c.on_node("date -u +%Y-%m-%dT%H:%M:%SZ")?;
-    let status = json!({"status": {"creationTime": now.trim(), "readyToUse": true}}).to_string();
-    let words = [
-        "patch",
-        "volumesnapshot",
-        name,
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        &status,
-    ];
-    c.kubectl(&words)?.ok().map(drop)
+    let status = json!({"status": {"creationTime": now.trim(), "readyToUse": true}});
+    let options = ["--subresource=status", "--type=merge"];
+    c.patch("volumesnapshot", name, &options, &status)
 }
 
 /// The last number that the guest has stored.
@@ -240,8 +224,7 @@ fn unanswered(c: &KubeVirt<'_>) -> Result<()> {
 /// A paused guest cannot be frozen: KubeVirt takes the copy as it is, and says so.
 fn paused(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["pause", "vm", VM])?.ok()?;
-    let paused = ".status.conditions[?(@.type==\"Paused\")].status";
-    c.until(VMI, VM, paused, "True")?;
+    c.until_condition(VMI, VM, "Paused", "True")?;
     c.apply(&[snapshot("paused", "5m0s")])?;
     let name = asked(c)?;
     ensure!(c.field(VMI, VM, FROZEN)?.is_empty(), "a paused guest is frozen");
@@ -252,7 +235,7 @@ fn paused(c: &KubeVirt<'_>) -> Result<()> {
         &["Paused"],
     )?;
     c.virtctl(&["unpause", "vm", VM])?.ok()?;
-    c.until(VMI, VM, paused, "")?;
+    c.until_condition(VMI, VM, "Paused", "")?;
     writes(c)?;
     c.delete("vmsnapshot", "paused")?;
     c.until_none("volumesnapshots")

@@ -45,15 +45,7 @@ fn gates(c: &KubeVirt<'_>) -> Result<Vec<String>> {
 
 fn set_gates(c: &KubeVirt<'_>, gates: &[String]) -> Result<()> {
     let patch = json!({"spec": {"configuration": {"developerConfiguration": {"featureGates": gates}}}});
-    let words = [
-        "patch",
-        "kubevirt",
-        "kubevirt",
-        "--type=merge",
-        "-p",
-        &patch.to_string(),
-    ];
-    c.kubectl(&words)?.ok().map(drop)
+    c.patch("kubevirt", "kubevirt", &["--type=merge"], &patch)
 }
 
 fn vmi() -> Value {

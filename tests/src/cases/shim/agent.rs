@@ -4,7 +4,7 @@ use super::kubelet::{LABEL, RUNTIME_CLASS};
 use super::pod;
 use crate::harness::Case;
 use crate::harness::containerd::{BRIDGE, Version};
-use crate::harness::context::{TestContext, program};
+use crate::harness::context::{TestContext, expect_contains, program};
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::kill;
@@ -46,10 +46,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         deleted(ctx, c, &pod)?;
         agent.end()
     });
-    // The kubelet removes sandboxes at its own intervals.
-    let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
-    gone.or_else(|_| containerd.nothing_left())?;
-    cluster.end()?;
+    cluster.end_empty(&containerd)?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
     Ok(())
 }
@@ -208,8 +205,7 @@ fn node(c: &Cluster<'_>) -> Result<()> {
     })?;
     // Without KubeVirt there are no VMIs to schedule.
     c.until("an event", || {
-        let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-        Ok(events.ok()?.contains("KubeVirt is not installed"))
+        Ok(c.events()?.contains("KubeVirt is not installed"))
     })?;
     ensure!(schedulable(c)? == "false", "schedulable without KubeVirt");
     c.apply("kubevirt-crd", definition("KubeVirt", "kubevirts"))?;
@@ -283,8 +279,7 @@ fn scheduled(c: &Cluster<'_>) -> Result<String> {
         "metadata": {"labels": {"kubevirt.io/nodeName": NODE}},
         "status": {"phase": "Scheduled", "nodeName": NODE, "activePods": {pod.clone(): NODE}},
     });
-    c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &activated.to_string()])?
-        .ok()?;
+    c.patch(KIND, VMI, &[], &activated)?;
     Ok(pod)
 }
 
@@ -298,8 +293,7 @@ fn runs(ctx: &TestContext, c: &Cluster<'_>, pod: &str) -> Result<()> {
     let migratable = status("conditions[?(@.type==\"LiveMigratable\")].status")?;
     ensure!(migratable == "False", "LiveMigratable: {migratable}");
     c.until("an event", || {
-        let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-        Ok(events.ok()?.contains("VirtualMachineInstance started."))
+        Ok(c.events()?.contains("VirtualMachineInstance started."))
     })?;
     c.until("the guest", || {
         let printed = std::fs::read_to_string(directory(ctx, pod).join("console.log"));
@@ -319,15 +313,15 @@ fn deleted(ctx: &TestContext, c: &Cluster<'_>, pod: &str) -> Result<()> {
     c.until("the end", || {
         Ok(c.field(KIND, VMI, "{.status.phase}")? == "Succeeded")
     })?;
-    let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-    events.says(&[
-        "Signaled Graceful Shutdown",
-        "The VirtualMachineInstance was shut down.",
-    ])?;
+    expect_contains(
+        &c.events()?,
+        &[
+            "Signaled Graceful Shutdown",
+            "The VirtualMachineInstance was shut down.",
+        ],
+    )?;
     c.kubectl(&["delete", "pod", VMI, "--wait=true"])?.ok()?;
-    let finalizers = json!({"metadata": {"finalizers": null}}).to_string();
-    c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &finalizers])?
-        .ok()?;
+    c.release(KIND, VMI)?;
     c.until("no record of the pod", || {
         // Fails while there is a record in it.
         Ok(std::fs::remove_dir(ctx.runtime_dir().join(".ended")).is_ok())

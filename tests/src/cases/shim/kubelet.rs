@@ -90,9 +90,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let path = format!("{COMPUTE}.state.terminated.exitCode}}");
         c.until("the end", || Ok(!c.field("pod", "guest", &path)?.is_empty()))?;
         let status = c.field("pod", "guest", &path)?;
-        let patch = json!({"metadata": {"finalizers": null}}).to_string();
-        c.kubectl(&["patch", "pod", "guest", "--type=merge", "-p", &patch])?
-            .ok()?;
+        c.release("pod", "guest")?;
         ensure!(status == "0", "the guest did not power off: {status}");
         c.until("the pod gone", || {
             Ok(c.kubectl(&["get", "pod", "guest"])?.status != 0)
@@ -106,15 +104,11 @@ fn run(ctx: &TestContext) -> Result<()> {
         let path = "{.status.containerStatuses[0].state.waiting.message}{.status.containerStatuses[0].state.terminated.message}";
         c.until("the reason", || Ok(!c.field("pod", "sidecar", path)?.is_empty()))?;
         expect_contains(&c.field("pod", "sidecar", path)?, &["helper"])?;
-        let patch = json!({"metadata": {"finalizers": null}}).to_string();
-        c.kubectl(&["patch", "pod", "sidecar", "--type=merge", "-p", &patch])?.ok()?;
+        c.release("pod", "sidecar")?;
         c.kubectl(&["delete", "pod", "sidecar"])?.ok()?;
         Ok(())
     });
-    // The kubelet removes sandboxes at its own intervals.
-    let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
-    gone.or_else(|_| containerd.nothing_left())?;
-    cluster.end()?;
+    cluster.end_empty(&containerd)?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
     Ok(())
 }

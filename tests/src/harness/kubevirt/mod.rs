@@ -117,6 +117,13 @@ impl<'s> KubeVirt<'s> {
             .map(drop)
     }
 
+    /// `kubectl patch` with more options.
+    pub fn patch(&self, kind: &str, name: &str, options: &[&str], patch: &Value) -> Result<()> {
+        let patch = patch.to_string();
+        let words = [&["patch", kind, name, "-p", &patch], options].concat();
+        self.kubectl(&words)?.ok().map(drop)
+    }
+
     /// `kubectl delete`, without waiting for the end.
     pub fn delete(&self, kind: &str, name: &str) -> Result<()> {
         let words = ["delete", kind, name, "--wait=false", "--ignore-not-found"];
@@ -137,6 +144,11 @@ impl<'s> KubeVirt<'s> {
             let seen = self.field(kind, name, path)?;
             met(seen == value, || seen)
         })
+    }
+
+    /// Waits until the condition `condition` has the status `status`; without the condition that is "".
+    pub fn until_condition(&self, kind: &str, name: &str, condition: &str, status: &str) -> Result<()> {
+        self.until(kind, name, &objects::condition(condition, "status"), status)
     }
 
     /// Waits until `check` does not return what it sees instead; `what` is the error if it always does.
@@ -170,6 +182,13 @@ impl<'s> KubeVirt<'s> {
             let left = left.trim();
             met(left.is_empty(), || left.to_owned())
         })
+    }
+
+    /// Deletes objects, given by kind and name.
+    pub fn delete_all(&self, objects: &[(&str, &str)]) -> Result<()> {
+        objects
+            .iter()
+            .try_for_each(|(kind, name)| self.delete(kind, name))
     }
 
     /// Waits until an object has events with each of `messages`.
@@ -207,11 +226,25 @@ impl<'s> KubeVirt<'s> {
         Ok(result)
     }
 
+    /// Runs a command by [`KubeVirt::in_guest`], which must succeed.
+    pub fn guest_does(&self, name: &str, command: &str) -> Result<()> {
+        self.in_guest(name, |shell| shell.ok(command).map(drop))
+    }
+
     /// Powers a guest off from its console, which ends then.
     pub fn power_off(&self, name: &str) -> Result<()> {
         let console = self.console(name)?;
         log_in(&console)?.send("poweroff -f")?;
         console.wait(CHANGE).map(drop)
+    }
+
+    /// Pauses a VMI and resumes it.
+    pub fn pause_and_resume(&self, name: &str) -> Result<()> {
+        let reason = objects::condition("Paused", "reason");
+        self.virtctl(&["pause", "vmi", name])?.ok()?;
+        self.until(VMI, name, &reason, "PausedByUser")?;
+        self.virtctl(&["unpause", "vmi", name])?.ok()?;
+        self.until(VMI, name, &reason, "")
     }
 
     /// Runs a shell command on the node, by a privileged pod that stays for the next command.

@@ -9,6 +9,11 @@ pub const DISK: &str = "localhost/husk/disk:6.12";
 /// Image of the nodes' sandboxes, which has a busybox.
 const PAUSE: &str = "localhost/husk/pause:1";
 
+/// JSONPath of a field of the condition `kind`.
+pub fn condition(kind: &str, field: &str) -> String {
+    format!(".status.conditions[?(@.type==\"{kind}\")].{field}")
+}
+
 /// A VirtualMachine with a small guest that does the words `words`.
 pub fn virtual_machine(name: &str, words: &str) -> Value {
     json!({
