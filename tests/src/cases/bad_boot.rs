@@ -45,7 +45,7 @@ const READING: Duration = Duration::from_secs(30);
 /// Runs `manifest`, which cannot boot; returns the error output.
 fn refused(ctx: &TestContext, manifest: &Manifest) -> Result<String> {
     let started = Instant::now();
-    let answer = ctx.finish(ctx.husk(&manifest.run_words(ctx)?), READING * 2)?;
+    let answer = ctx.run_within(&manifest.run_words(ctx)?, READING * 2)?;
     let text = answer
         .fails(BOOT_FAILED)
         .with_context(|| manifest.name().to_owned())?;

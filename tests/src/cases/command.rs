@@ -43,8 +43,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     );
     std::fs::write(&file, format!("{text}\n---\n{other}\n"))?;
     words.push("--detach".into());
-    ctx.finish(ctx.husk(&words), TIMEOUT)?
-        .says(&["one\n", "test/one\n"])?;
+    ctx.run_within(&words, TIMEOUT)?.says(&["one\n", "test/one\n"])?;
     ensure!(ctx.list()? == ["one", "test/one"], "listed: {:?}", ctx.list()?);
     ctx.run(&["list"])?
         .says(&["NAMESPACE", "default", "test", "one", "Running", "256Mi"])?;
@@ -53,7 +52,7 @@ fn life(ctx: &TestContext) -> Result<()> {
         seen["namespace"] == "test" && seen["cpus"] == 1 && seen["memoryBytes"] == 256 << 20,
         "{seen:#}"
     );
-    ctx.finish(ctx.husk(&words), TIMEOUT)?
+    ctx.run_within(&words, TIMEOUT)?
         .fails_with(1, &["already running"])?;
     ensure!(ctx.list()?.len() == 2, "a refused run changed what runs");
 
@@ -68,7 +67,7 @@ fn life(ctx: &TestContext) -> Result<()> {
         "no monitor's log"
     );
 
-    ctx.finish(ctx.husk(&["stop", "one"]), TIMEOUT)?.ok()?;
+    ctx.run_within(&["stop", "one"], TIMEOUT)?.ok()?;
     ensure!(ctx.list()? == ["test/one"], "listed: {:?}", ctx.list()?);
     ctx.run(&["rm", "--force", "test/one"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))?;

@@ -37,7 +37,6 @@ fn boots(ctx: &TestContext, image: &str, from: &[&str]) -> Result<()> {
         expect_contains(seen["bootedFrom"].as_str().context("nothing")?, from)
     });
     // systemd-logind answers the power button.
-    ctx.finish(ctx.husk(&["stop", image]), Duration::from_secs(150))?
-        .ok()?;
+    ctx.run_within(&["stop", image], Duration::from_secs(150))?.ok()?;
     vm.powered_off()
 }

@@ -74,7 +74,7 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     fill(&runtime)?;
 
     let late = Manifest::new("late").small(&image, "poweroff");
-    ctx.finish(ctx.husk(&late.run_words(ctx)?), TIMEOUT)?
+    ctx.run_within(&late.run_words(ctx)?, TIMEOUT)?
         .fails_with(1, &["No space left on device"])?;
 
     // Neither its console nor its end needs disk space.

@@ -50,7 +50,7 @@ pub const COMMAND: Case = Case {
         let session = console(ctx, "victim")?;
         session.expect("HUSK-USERSPACE", TIMEOUT)?;
         vm.expect("husk-button: ready")?;
-        ctx.finish(ctx.husk(&["stop", "victim"]), TIMEOUT)?.ok()?;
+        ctx.run_within(&["stop", "victim"], TIMEOUT)?.ok()?;
         ctx.nothing_left(Duration::from_secs(10))
     },
 };

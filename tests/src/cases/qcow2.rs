@@ -95,7 +95,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
     let writer = Manifest::new("writer")
         .claim("root", "root", &image)
         .small(&images::small("6.12")?, "disks");
-    let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), TIMEOUT)?;
+    let refused = ctx.run_within(&writer.run_words(ctx)?, TIMEOUT)?;
     refused.fails_with(1, &["volume \"root\":", "is in use"])?;
     for (shell, name) in shells.iter().zip(names) {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
@@ -169,9 +169,7 @@ fn verify_on(ctx: &TestContext, bus: &str, disk: &str, words: &str, seed: u64) -
             "fio --thread --filename=/dev/{disk} --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
              --randseed={seed} {job}"
         );
-        let (status, text) = shell.run(&line, FIO)?;
-        ensure!(status == 0, "{line}: status {status}:\n{text}");
-        Ok(())
+        shell.ok_within(&line, FIO).map(drop)
     };
     let sizes = "512/10:4k/40:12k/10:64k/30:256k/10";
     fio(&format!(

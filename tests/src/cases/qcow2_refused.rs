@@ -108,7 +108,7 @@ fn is_refused(ctx: &TestContext, name: &str, path: &Path, reason: &str) -> Resul
     let manifest = Manifest::new(name)
         .container_disk("root", path)
         .small(&images::small("6.12")?, "disks");
-    let answer = ctx.finish(ctx.husk(&manifest.run_words(ctx)?), Duration::from_secs(60))?;
+    let answer = ctx.run_within(&manifest.run_words(ctx)?, Duration::from_secs(60))?;
     let text = answer.fails(1)?;
     let wanted = format!("error: {name}: volume \"root\": {}: {reason}", path.display());
     expect_contains(&text, &[&wanted])?;

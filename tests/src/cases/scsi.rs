@@ -85,8 +85,7 @@ fn small(ctx: &TestContext) -> Result<()> {
                  --ioengine=libaio --iodepth=16 --bssplit=512/10:4k/50:64k/30:256k/10 --fsync=64 \
                  --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed=7"
             );
-            let (status, said) = shell.run(&fio, Duration::from_secs(180))?;
-            ensure!(status == 0, "{fio}: status {status}:\n{said}");
+            shell.ok_within(&fio, Duration::from_secs(180))?;
         }
         Ok(())
     });
@@ -302,7 +301,7 @@ fn debian(ctx: &TestContext) -> Result<()> {
         shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
         Ok(())
     });
-    ctx.finish(ctx.husk(&["stop", "onscsi"]), Duration::from_secs(150))?
+    ctx.run_within(&["stop", "onscsi"], Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
 }

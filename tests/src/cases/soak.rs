@@ -8,12 +8,11 @@ use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::{is_sound, keep, overlay, qemu_img};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, images};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use regex::Regex;
 use serde_json::json;
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 pub const RAW: Case = Case {
@@ -54,14 +53,11 @@ fn block(ctx: &TestContext) -> Result<()> {
     ctx.needs_root()?;
     let image = ctx.path("block.img");
     File::create(&image)?.set_len(SIZE_MIB << 20)?;
-    let mut command = Command::new("losetup");
-    command.args(["--find", "--show", "--direct-io=on"]).arg(&image);
-    let device = ctx.finish(command, Duration::from_secs(20))?.ok()?;
-    let device = PathBuf::from(device.trim());
-    let done = soak(ctx, "scsi", &device);
-    let mut command = Command::new("losetup");
-    command.arg("--detach").arg(&device);
-    ctx.finish(command, Duration::from_secs(20))?.ok()?;
+    let image = image.display().to_string();
+    let device = ctx.host(&["losetup", "--find", "--show", "--direct-io=on", &image])?;
+    let device = device.trim();
+    let done = soak(ctx, "scsi", Path::new(device));
+    ctx.host(&["losetup", "--detach", device])?;
     done
 }
 
@@ -114,8 +110,9 @@ fn rounds<T>(
              --ioengine=libaio --direct=1 --iodepth=32 --fsync=512 --bssplit=4k/40:12k/10:16k/20:64k/20:256k/10 \
              --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed={seed}"
         );
-        let (status, text) = shell.run(&command, LIMIT)?;
-        ensure!(status == 0, "round {round}: {command}: status {status}:\n{text}");
+        let text = shell
+            .ok_within(&command, LIMIT)
+            .with_context(|| format!("round {round}"))?;
         requests += written(&text)?;
         // fio reads all that it has written once more, and compares it.
         let sectors = shell.ok(&format!("echo $(awk '{{print $7}}' /sys/block/{disk}/stat)"))?;

@@ -32,7 +32,7 @@ fn button(ctx: &TestContext, kernel: &str) -> Result<()> {
     let manifest = Manifest::new("stop").small(&images::small(kernel)?, "button");
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-button: ready")?;
-    ctx.finish(ctx.husk(&["stop", "stop"]), TIMEOUT)?
+    ctx.run_within(&["stop", "stop"], TIMEOUT)?
         .says(&["powered off"])?;
     vm.expect("husk-button: pressed")?;
     vm.powered_off()
@@ -44,7 +44,7 @@ fn grace(ctx: &TestContext) -> Result<()> {
     vm.expect("HUSK-USERSPACE")?;
     let asked = Instant::now();
     let words = ["stop", "deaf", "--grace-period", "3"];
-    ctx.finish(ctx.husk(&words), TIMEOUT)?.ok()?;
+    ctx.run_within(&words, TIMEOUT)?.ok()?;
     let took = asked.elapsed();
     ensure!(took >= Duration::from_secs(3), "killed after {took:?}");
     vm.end(TIMEOUT)?

@@ -45,8 +45,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     // A small initrd for this machine only, which is faster to make.
     shell.ok("echo MODULES=dep > /etc/initramfs-tools/conf.d/small")?;
-    let (status, text) = shell.run("dpkg -i /root/linux-image-*.deb", UPGRADE)?;
-    ensure!(status == 0, "dpkg -i: status {status}: {text}");
+    shell.ok_within("dpkg -i /root/linux-image-*.deb", UPGRADE)?;
     shell.send("reboot")?;
 
     vm.console()
@@ -59,7 +58,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         ensure!(vm.inspect()?["reboots"] == 1, "inspect does not say so");
         Ok(())
     });
-    ctx.finish(ctx.husk(&["stop", "upgrade"]), Duration::from_secs(150))?
+    ctx.run_within(&["stop", "upgrade"], Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
 }

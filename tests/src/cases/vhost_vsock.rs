@@ -56,7 +56,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("reset", || reset(ctx, &vm));
     ctx.part("a CID in use", || {
         let words = manifest("second").run_words(ctx)?;
-        ctx.finish(ctx.husk(&words), TIMEOUT)?
+        ctx.run_within(&words, TIMEOUT)?
             .fails_with(1, &["status.VSOCKCID 1234: another VM of this host has this CID"])?;
         echoes(&connect(7000)?, "undisturbed")
     });

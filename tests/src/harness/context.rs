@@ -2,7 +2,7 @@
 
 use super::output_buffer::tail;
 use super::program::Session;
-use super::{Case, PAUSE, met, poll};
+use super::{Case, PAUSE, TIMEOUT, met, poll};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::cell::Cell;
@@ -150,7 +150,24 @@ impl TestContext {
 
     /// Runs a `husk` command until it ends.
     pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<CommandResult> {
-        self.finish(self.husk(arguments), COMMAND)
+        self.run_within(arguments, COMMAND)
+    }
+
+    /// Runs a `husk` command that may take up to `limit`.
+    pub fn run_within<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: &[S],
+        limit: Duration,
+    ) -> Result<CommandResult> {
+        self.finish(self.husk(arguments), limit)
+    }
+
+    /// Runs a program of this machine, which must succeed; returns its output.
+    pub fn host<S: AsRef<std::ffi::OsStr>>(&self, words: &[S]) -> Result<String> {
+        let (program, arguments) = words.split_first().context("no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        self.finish(command, TIMEOUT)?.ok()
     }
 
     /// Runs any command until it ends.

@@ -93,7 +93,12 @@ impl<'v> Shell<'v> {
 
     /// The output of `command`, which must succeed.
     pub fn ok(&self, command: &str) -> Result<String> {
-        let (status, output) = self.run(command, TIMEOUT)?;
+        self.ok_within(command, TIMEOUT)
+    }
+
+    /// The same for a command that may take up to `limit`.
+    pub fn ok_within(&self, command: &str, limit: Duration) -> Result<String> {
+        let (status, output) = self.run(command, limit)?;
         ensure!(status == 0, "in the guest: {command}: status {status}: {output}");
         Ok(output)
     }

@@ -5,20 +5,14 @@
 
 use super::context::TestContext;
 use anyhow::{Context, Result, ensure};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const DISCARD: u64 = 4;
 const MARK: u64 = 8;
 const SECTOR: u64 = 512;
-
-/// Time limit of a command on the host.
-const HOST: Duration = Duration::from_secs(60);
 
 /// A block device that keeps a log of its writes.
 #[derive(Debug)]
@@ -45,7 +39,7 @@ impl<'s> LoggedDisk<'s> {
             let path = disk.file(end);
             File::create(&path)?.set_len(bytes)?;
             let path = path.to_string_lossy();
-            let device = disk.host(&["losetup", "--find", "--show", &path])?;
+            let device = disk.ctx.host(&["losetup", "--find", "--show", &path])?;
             let device = device.trim().to_owned();
             disk.later(&["losetup", "--detach", &device]);
             loops.push(device);
@@ -53,7 +47,7 @@ impl<'s> LoggedDisk<'s> {
         let sectors = bytes / SECTOR;
         let table = format!("0 {sectors} log-writes {} {}", loops[0], loops[1]);
         let name = disk.name.clone();
-        disk.host(&["dmsetup", "create", &name, "--table", &table])?;
+        disk.ctx.host(&["dmsetup", "create", &name, "--table", &table])?;
         disk.later(&["dmsetup", "remove", "--retry", &name]);
         Ok(disk)
     }
@@ -63,8 +57,8 @@ impl<'s> LoggedDisk<'s> {
         std::fs::create_dir(folder)?;
         let (device, folder) = (self.path(), folder.to_string_lossy());
         let device = device.to_string_lossy();
-        self.host(&["mkfs.ext4", "-q", &device])?;
-        self.host(&["mount", &device, &folder])?;
+        self.ctx.host(&["mkfs.ext4", "-q", &device])?;
+        self.ctx.host(&["mount", &device, &folder])?;
         self.later(&["umount", &folder]);
         Ok(())
     }
@@ -76,14 +70,15 @@ impl<'s> LoggedDisk<'s> {
 
     /// Writes a mark into the log.
     pub fn mark(&self, mark: &str) -> Result<()> {
-        self.host(&["dmsetup", "message", &self.name, "0", "mark", mark])?;
+        self.ctx
+            .host(&["dmsetup", "message", &self.name, "0", "mark", mark])?;
         Ok(())
     }
 
     /// Removes the device; returns its log.
     pub fn into_log(mut self) -> Result<Log> {
         while let Some(words) = self.undo.pop() {
-            self.host(&words)?;
+            self.ctx.host(&words)?;
         }
         let file = File::open(self.file("log"))?;
         Log::read(file, self.bytes)
@@ -97,19 +92,13 @@ impl<'s> LoggedDisk<'s> {
     fn file(&self, end: &str) -> PathBuf {
         self.ctx.path(&format!("{}.{end}", self.name))
     }
-
-    fn host<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String> {
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        self.ctx.finish(command, HOST)?.ok()
-    }
 }
 
 impl Drop for LoggedDisk<'_> {
     fn drop(&mut self) {
         // Removes the rest after a case that failed.
         while let Some(words) = self.undo.pop() {
-            let _ = self.host(&words);
+            let _ = self.ctx.host(&words);
         }
     }
 }

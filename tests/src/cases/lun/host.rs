@@ -11,14 +11,6 @@ use std::time::Duration;
 /// Time limit for a device to appear or disappear.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Runs a command on the host, which must succeed.
-pub fn tell(ctx: &TestContext, words: &[&str]) -> Result<String> {
-    let (program, arguments) = words.split_first().context("no command")?;
-    let mut command = Command::new(program);
-    command.args(arguments);
-    ctx.finish(command, SOON)?.ok()
-}
-
 fn wait<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
     poll(SOON, PAUSE, || {
         Ok(ready().ok_or_else(|| format!("{what} does not come")))
@@ -72,7 +64,7 @@ impl ScsiDebug {
             &product,
             "inq_rev=0042",
         ];
-        tell(ctx, &words)?;
+        ctx.host(&words)?;
         let mut made = Self { disks: Vec::new() };
         made.disks = wait("scsi_debug", || {
             let disks = disks(VENDOR);
@@ -96,7 +88,7 @@ impl ScsiDebug {
 
     /// Unloads the module, which fails while it is in use.
     pub fn unload(&self, ctx: &TestContext) -> Result<()> {
-        tell(ctx, &["rmmod", "scsi_debug"])?;
+        ctx.host(&["rmmod", "scsi_debug"])?;
         wait("its end", || disks(VENDOR).is_empty().then_some(()))
     }
 }
@@ -137,7 +129,7 @@ impl Loopback {
     pub fn new(ctx: &TestContext) -> Result<Self> {
         ctx.needs_root()?;
         for module in ["target_core_mod", "target_core_file", "tcm_loop"] {
-            tell(ctx, &["modprobe", module])?;
+            ctx.host(&["modprobe", module])?;
         }
         // Created here, so that a failure leaves nothing behind.
         let mut made = Self { disk: PathBuf::new() };

@@ -9,7 +9,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, images};
 use anyhow::{Result, ensure};
-use host::{Loopback, PRODUCT, ScsiDebug, VENDOR, tell};
+use host::{Loopback, PRODUCT, ScsiDebug, VENDOR};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -59,13 +59,13 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
         let image = ctx.path("image");
         std::fs::File::create_new(&image)?.set_len(1 << 20)?;
         let image = image.display().to_string();
-        let looped = tell(ctx, &["losetup", "--find", "--show", &image])?;
+        let looped = ctx.host(&["losetup", "--find", "--show", &image])?;
         let looped = looped.trim();
         let told = refused(
             Path::new(looped),
             "is not a SCSI device; use `disk` instead of `lun`",
         );
-        tell(ctx, &["losetup", "--detach", looped])?;
+        ctx.host(&["losetup", "--detach", looped])?;
         told
     });
     let manifest = Manifest::new("lun").memory("512Mi");
@@ -94,11 +94,10 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
              --iodepth=16 --bssplit=512/10:4k/50:64k/30:1m/10 --fsync=64 --verify=crc32c --verify_fatal=1 \
              --verify_state_save=0 --randseed=7"
         );
-        let (status, said) = shell.run(&fio, Duration::from_secs(180))?;
-        ensure!(status == 0, "{fio}: status {status}:\n{said}");
+        shell.ok_within(&fio, Duration::from_secs(180))?;
         // The host sees what the guest wrote.
         let sum = |path: &str| format!("dd if={path} bs=1M count=24 iflag=direct status=none | md5sum");
-        let host = tell(ctx, &["sh", "-c", &sum(&device.disks[1].display().to_string())])?;
+        let host = ctx.host(&["sh", "-c", &sum(&device.disks[1].display().to_string())])?;
         shell.expect_contains(&sum(disk), &[host.trim()])
     });
     ctx.part("refusals", || refusals(&shell, disk, fixed));
@@ -158,7 +157,7 @@ fn answers(ctx: &TestContext, shell: &Shell<'_>, there: &Path, here: &str) -> Re
     for command in commands {
         let mut words: Vec<_> = command.split(' ').collect();
         words.push(&there);
-        let host = tell(ctx, &words)?;
+        let host = ctx.host(&words)?;
         let guest = shell.ok(&format!("{command} {here}"))?;
         let lines = |text: &str| text.trim().replace("\r\n", "\n");
         ensure!(
@@ -225,7 +224,7 @@ fn reserved(ctx: &TestContext) -> Result<()> {
     let text = vm.console().output().all();
     let disk = &format!("/dev/{}", name(&text, "0:0:0:0")?);
     let there = device.disk.display().to_string();
-    let keys = || tell(ctx, &["sg_persist", "--in", "--read-keys", &there]);
+    let keys = || ctx.host(&["sg_persist", "--in", "--read-keys", &there]);
     ctx.part("reservations", || reservations(&shell, disk));
     ctx.part("the host's view", || {
         shell.ok(&format!("sg_persist --out --register --param-sark=5eed {disk}"))?;
@@ -233,7 +232,7 @@ fn reserved(ctx: &TestContext) -> Result<()> {
         shell.ok(&format!(
             "sg_persist --out --reserve --param-rk=5eed --prout-type=1 {disk}"
         ))?;
-        let host = tell(ctx, &["sg_persist", "--in", "--read-reservation", &there])?;
+        let host = ctx.host(&["sg_persist", "--in", "--read-reservation", &there])?;
         expect_contains(&host, &["0x5eed", "Write Exclusive"])?;
         shell.ok(&format!("sg_persist --out --clear --param-rk=5eed {disk}"))?;
         ensure!(!keys()?.contains("0x5eed"), "the key is still registered");

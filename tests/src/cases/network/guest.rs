@@ -115,7 +115,5 @@ pub fn pings(shell: &Shell<'_>, address: &str) -> Result<()> {
 
 /// Moves bytes between the guest and a server outside: `words` are arguments of `husk-flow`.
 pub fn request(shell: &Shell<'_>, words: &str) -> Result<String> {
-    let (status, text) = shell.run(&format!("husk-flow {words}"), STREAM)?;
-    ensure!(status == 0, "in the guest: husk-flow {words}: {text}");
-    Ok(text)
+    shell.ok_within(&format!("husk-flow {words}"), STREAM)
 }

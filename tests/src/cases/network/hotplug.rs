@@ -107,7 +107,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 /// Runs a `husk` command that must succeed.
 fn husk(vm: &Vm<'_>, words: &[&str]) -> Result<()> {
     let ctx = vm.ctx();
-    ctx.finish(ctx.husk(words), TIMEOUT)?.ok()?;
+    ctx.run_within(words, TIMEOUT)?.ok()?;
     Ok(())
 }
 

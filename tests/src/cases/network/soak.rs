@@ -7,7 +7,7 @@ use crate::harness::datapath::Datapath;
 use crate::harness::pod::Node;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, flow};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
 pub const KERNEL: Case = Case {
@@ -41,8 +41,9 @@ fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
     for round in 1..=ROUNDS {
         let started = Instant::now();
         let words = format!("husk-flow both {}:{} {BYTES} 2", peer.address(), flow::PORT);
-        let (status, text) = shell.run(&words, LIMIT)?;
-        ensure!(status == 0, "round {round}: {text}");
+        let text = shell
+            .ok_within(&words, LIMIT)
+            .with_context(|| format!("round {round}"))?;
         println!(
             "{round} GiB each way, the last in {:.0} s: {text}",
             started.elapsed().as_secs_f64()

@@ -223,9 +223,7 @@ impl LoopDevice {
     pub(super) fn new(ctx: &TestContext, file: &str, mib: u64) -> Result<Self> {
         let path = ctx.path(file);
         std::fs::File::create(&path)?.set_len(mib << 20)?;
-        let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show"]).arg(&path);
-        let said = ctx.finish(losetup, TIMEOUT)?.ok()?;
+        let said = ctx.host(&["losetup", "--find", "--show", &path.display().to_string()])?;
         Ok(Self(Path::new(said.trim()).to_path_buf()))
     }
 }

@@ -78,8 +78,7 @@ fn with_disk(image: &Path) -> Manifest {
 /// Time that a whole snapshot of the VM takes.
 fn measured(ctx: &TestContext, dir: &Path) -> Result<Duration> {
     let begun = Instant::now();
-    ctx.finish(ctx.husk(&["snapshot", "victim", &text(dir)]), SAVE)?
-        .ok()?;
+    ctx.run_within(&["snapshot", "victim", &text(dir)], SAVE)?.ok()?;
     Ok(begun.elapsed())
 }
 
@@ -151,7 +150,7 @@ fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
             vm.discard()?;
         }
     } else {
-        let refused = ctx.finish(ctx.husk(&["restore", &text(dir), "--name", "half"]), TIMEOUT)?;
+        let refused = ctx.run_within(&["restore", &text(dir), "--name", "half"], TIMEOUT)?;
         refused.fails_with(1, &["not a complete snapshot", &text(dir)])?;
     }
     Ok(std::fs::remove_dir_all(dir)?)

@@ -55,7 +55,7 @@ fn disks(ctx: &TestContext) -> Result<()> {
         "--resume",
         "--checksums",
     ];
-    ctx.finish(ctx.husk(&snapshot), SAVE)?
+    ctx.run_within(&snapshot, SAVE)?
         .says(&["saving rest of memory"])?;
     check_load(&shell, &names).context("the source")?;
     source.discard()?;
@@ -89,7 +89,7 @@ fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapat
     shell.ok("comes '[ -s /tmp/file ]'")?;
 
     let dir = ctx.path("receiver");
-    ctx.finish(ctx.husk(&["snapshot", "receiver", &text(&dir), "--live"]), SAVE)?
+    ctx.run_within(&["snapshot", "receiver", &text(&dir), "--live"], SAVE)?
         .ok()?;
     // Without a VM the pod itself has the address, and would reset the connection.
     for words in [
@@ -107,11 +107,10 @@ fn receives(ctx: &TestContext, node: &Node<'_>, pod: &Pod<'_>, datapath: Datapat
     datapath.check(&restored)?;
     node.run("nft delete table inet cut")?;
     let shell = Shell::going_on(restored.console())?;
-    let (status, said) = shell.run(
+    shell.ok_within(
         "touch /tmp/fast; until [ -e /tmp/received ]; do sleep 0.2; done",
         SAVE,
     )?;
-    ensure!(status == 0, "{said}");
     let received = shell.ok("wc -c < /tmp/file; sha256sum < /tmp/file")?;
     let mut sum = Command::new("sh");
     sum.args(["-c", "wc -c < $0; sha256sum < $0"]).arg(&file);

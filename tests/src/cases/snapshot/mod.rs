@@ -83,8 +83,7 @@ fn check_load(shell: &Shell<'_>, disks: &[&str]) -> Result<()> {
         "touch stop; until [ {} -a -e ended.ticks ]; do sleep 0.1; done",
         ended.join(" -a ")
     );
-    let (status, text) = shell.run(&wait, SAVE)?;
-    ensure!(status == 0, "the load does not end: {text}");
+    shell.ok_within(&wait, SAVE).context("the load does not end")?;
     let bad = shell.ok("cat bad.* 2>/dev/null || true")?;
     ensure!(bad.is_empty(), "fio found wrong data:\n{bad}");
     let ticks = shell.ok("cat ticks")?;
@@ -147,7 +146,7 @@ fn clones(ctx: &TestContext) -> Result<()> {
     let before = uptime(&shell)?;
     let begun = Instant::now();
     let snapshot = ["snapshot", "source", &text(&dir), "--resume"];
-    ctx.finish(ctx.husk(&snapshot), SAVE)?.ok()?;
+    ctx.run_within(&snapshot, SAVE)?.ok()?;
     let saving = begun.elapsed();
     check_load(&shell, &disks).context("the source")?;
     source.discard()?;

@@ -56,12 +56,12 @@ fn over(ctx: &TestContext, node: &Node<'_>, datapath: Datapath) -> Result<()> {
         let words = format!("both {address}:{} 40000000", flow::PORT);
         let stream = flow::begin(ctx, &node.netns, &words)?;
         let snapshot = ["snapshot", "connected", &text(&first), "--resume"];
-        ctx.finish(ctx.husk(&snapshot), SAVE)?.ok()?;
+        ctx.run_within(&snapshot, SAVE)?.ok()?;
         stream.wait(STREAM)?.ok().context("the stream")?;
         echoes(&connection, "resumed")
     });
     ctx.part(&format!("a peer that waits, {datapath:?}"), || {
-        ctx.finish(ctx.husk(&["snapshot", "connected", &text(&second)]), SAVE)?
+        ctx.run_within(&["snapshot", "connected", &text(&second)], SAVE)?
             .ok()?;
         source.discard()?;
         let netns = text(&pod.netns.path());

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Size of the disk in bytes.
@@ -33,16 +32,10 @@ fn all(ctx: &TestContext, image: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    let device = losetup(ctx, &["--find", "--show", &text(image)])?;
+    let device = ctx.host(&["losetup", "--find", "--show", &text(image)])?;
     let done = copied(ctx, Path::new(device.trim()), "device");
-    losetup(ctx, &["--detach", device.trim()])?;
+    ctx.host(&["losetup", "--detach", device.trim()])?;
     done.context("a copy of a block device")
-}
-
-fn losetup(ctx: &TestContext, words: &[&str]) -> Result<String> {
-    let mut command = Command::new("losetup");
-    command.args(words);
-    ctx.finish(command, TIMEOUT)?.ok()
 }
 
 fn manifest(image: &Path) -> Result<Manifest> {
@@ -60,7 +53,7 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok(&write("before"))?;
     let (first, second) = (text(&ctx.path("first")), text(&ctx.path("second")));
-    let restore = |dir: &str| ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT);
+    let restore = |dir: &str| ctx.run_within(&["restore", dir], TIMEOUT);
 
     let refused = ctx.run(&["snapshot", "claim", &first, "--resume"])?.fails(1)?;
     expect_contains(&refused, &["\"data\"", "--resume"])?;
@@ -70,14 +63,13 @@ fn once(ctx: &TestContext, image: &Path) -> Result<()> {
     );
     ensure!(vm.inspect()?["paused"] == false, "the VM is paused");
 
-    ctx.finish(ctx.husk(&["snapshot", "claim", &first]), SAVE)?.ok()?;
+    ctx.run_within(&["snapshot", "claim", &first], SAVE)?.ok()?;
     ensure!(vm.inspect()?["paused"] == true, "the VM runs");
     restore(&first)?.fails_with(1, &["claim"])?;
     ctx.run(&["resume", "claim"])?.ok()?;
     shell.ok(&write("after"))?;
 
-    ctx.finish(ctx.husk(&["snapshot", "claim", &second]), SAVE)?
-        .ok()?;
+    ctx.run_within(&["snapshot", "claim", &second], SAVE)?.ok()?;
     vm.discard()?;
     restore(&first)?.fails_with(1, &["resumed"])?;
 
@@ -97,7 +89,7 @@ fn copied(ctx: &TestContext, image: &Path, name: &str) -> Result<()> {
     shell.ok(&write("saved"))?;
     let dir = ctx.path(&format!("copied-{name}"));
     let command = ["snapshot", "claim", &text(&dir), "--resume", "--copy-disks"];
-    ctx.finish(ctx.husk(&command), SAVE)?.ok()?;
+    ctx.run_within(&command, SAVE)?.ok()?;
     ensure!(source.inspect()?["paused"] == false, "the VM is paused");
     let copy = dir.join("disk-data.img").metadata()?;
     ensure!(copy.len() == SIZE, "the copy has {} bytes", copy.len());

@@ -33,7 +33,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     vm.expect("# $")?;
     let whole = ctx.path("whole");
     let save = ["snapshot", "plain", &text(&whole), "--live", "--checksums"];
-    ctx.finish(ctx.husk(&save), SAVE)?
+    ctx.run_within(&save, SAVE)?
         .says(&["saving memory", "saving rest of memory"])?;
     ctx.run(&["snapshot", "plain", &text(&whole)])?
         .fails_with(1, &[&text(&whole), "empty"])?;
@@ -41,8 +41,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     vm.discard()?;
 
     let restore = |dir: &str, words: &[&str]| -> Result<()> {
-        ctx.finish(ctx.husk(&["restore", dir]), TIMEOUT)?
-            .fails_with(1, words)?;
+        ctx.run_within(&["restore", dir], TIMEOUT)?.fails_with(1, words)?;
         ctx.nothing_left(Duration::from_secs(10))
     };
     let half = changed(ctx, &whole, "half", |dir| {
@@ -72,7 +71,7 @@ pub fn run(ctx: &TestContext) -> Result<()> {
     restore(&text(&ctx.path("missing")), &["missing"])?;
 
     let verify = |dir: &str, words: &[&str]| -> Result<()> {
-        let answer = ctx.finish(ctx.husk(&["restore", dir, "--verify"]), SAVE)?;
+        let answer = ctx.run_within(&["restore", dir, "--verify"], SAVE)?;
         answer.fails_with(1, words)?;
         ctx.nothing_left(Duration::from_secs(10))
     };

@@ -49,8 +49,7 @@ fn macs(vm: &Vm<'_>) -> Result<Vec<String>> {
 }
 
 fn save(ctx: &TestContext, vm: &Vm<'_>, dir: &Path) -> Result<()> {
-    ctx.finish(ctx.husk(&["snapshot", vm.name(), &text(dir)]), SAVE)?
-        .ok()?;
+    ctx.run_within(&["snapshot", vm.name(), &text(dir)], SAVE)?.ok()?;
     stop(ctx, vm)
 }
 
@@ -97,7 +96,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     let netns = text(&away.netns.path());
     let words = ["restore", &text(&dir), "--name", "clone", "--netns", &netns];
-    ctx.finish(ctx.husk(&words), TIMEOUT)?
+    ctx.run_within(&words, TIMEOUT)?
         .fails_with(1, &["default", "bridge", "--replug-nics"])?;
 
     let clone = Vm::restore_with(ctx, &dir, "clone", &["--replug-nics", "--netns", &netns])?;
@@ -130,7 +129,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let shell = Shell::going_on(source.console())?;
         pings(&shell, &away.address())?;
         pings(&shell, &red_address(9))?;
-        ctx.finish(ctx.husk(&["removeinterface", "source", "red"]), TIMEOUT)?
+        ctx.run_within(&["removeinterface", "source", "red"], TIMEOUT)?
             .ok()?;
         shell.ok("comes '[ ! -e /sys/class/net/eth1 ]'")?;
         stop(ctx, &source)
@@ -157,7 +156,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             "--netns",
             &text(&home.netns.path()),
         ];
-        ctx.finish(ctx.husk(&words), TIMEOUT)?
+        ctx.run_within(&words, TIMEOUT)?
             .fails_with(1, &["default", "has not released", "--replug-nics"])
     });
     ctx.nothing_left(Duration::from_secs(10))

@@ -86,7 +86,7 @@ fn rounds(
         let directory = text(&dir);
         let mut words = vec!["snapshot", &name, &directory];
         words.extend((round % 2 == 1).then_some("--live"));
-        ctx.finish(ctx.husk(&words), SAVE)?.ok()?;
+        ctx.run_within(&words, SAVE)?.ok()?;
         vm.discard()?;
         vm = Vm::restore(ctx, &dir, &name)?;
         let shell = Shell::going_on(vm.console())?;

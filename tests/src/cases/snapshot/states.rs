@@ -49,8 +49,7 @@ fn small(words: &str) -> Result<Manifest> {
 /// Saves `vm`, ends it, and restores it with `more` arguments.
 fn saved_and_restored<'c>(ctx: &'c TestContext, vm: Vm<'c>, more: &[&str]) -> Result<Vm<'c>> {
     let dir = ctx.path("snapshot");
-    ctx.finish(ctx.husk(&["snapshot", NAME, &text(&dir)]), SAVE)?
-        .ok()?;
+    ctx.run_within(&["snapshot", NAME, &text(&dir)], SAVE)?.ok()?;
     vm.discard()?;
     let vm = Vm::restore_with(ctx, &dir, NAME, more)?;
     // It runs from files without a name.
@@ -170,8 +169,7 @@ fn waits_for_room(ctx: &TestContext) -> Result<()> {
     shell.send("dd if=/all of=/dev/vda bs=64k conv=fsync status=none; echo $? > /status")?;
     vm.until("paused for an I/O error", TIMEOUT, io_error::paused_for_it)?;
     let dir = ctx.path("snapshot");
-    ctx.finish(ctx.husk(&["snapshot", NAME, &text(&dir)]), SAVE)?
-        .ok()?;
+    ctx.run_within(&["snapshot", NAME, &text(&dir)], SAVE)?.ok()?;
     vm.discard()?;
     std::fs::remove_file(scratch.join("filler"))?;
     let vm = Vm::restore(ctx, &dir, NAME)?;
