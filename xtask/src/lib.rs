@@ -13,6 +13,7 @@ pub mod lab;
 pub mod native;
 pub mod packages;
 pub mod progress;
+pub mod qmp;
 pub mod self_copy;
 pub mod serial;
 pub mod shell;

@@ -4,12 +4,13 @@ use super::pod::Pod;
 use crate::bench_files::BenchFiles;
 use crate::cases::BenchCase;
 use crate::guest::{Guest, SCRIPT, Vmm};
-use crate::qmp::{self, Qmp};
+use crate::qmp;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
+use xtask::qmp::Qmp;
 
 /// A VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

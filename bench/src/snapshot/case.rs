@@ -5,7 +5,7 @@ use crate::cases::BenchCase;
 use crate::finish::finish;
 use crate::guest::{self, EARLY, Guest, SCRIPT};
 use crate::line::Line;
-use crate::qmp::{self, Qmp};
+use crate::qmp;
 use crate::started::Started;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use xtask::qmp::Qmp;
 
 /// A VMM with one way to save its guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

@@ -1,12 +1,12 @@
 //! Boots the lab and shuts it down.
 
 use super::image::{self, Image};
-use super::qmp::Qmp;
 use super::snapshot::Snapshot;
 use super::state::{Lab, LabFolder, Process};
 use super::{disk_space, hang_report, ssh};
 use crate::checkout;
 use crate::progress::{Progress, Step};
+use crate::qmp::Qmp;
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use base64::Engine;

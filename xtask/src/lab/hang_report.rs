@@ -1,7 +1,7 @@
 //! A report on a lab that hangs, written before it is ended.
 
-use super::qmp::Qmp;
 use super::state::{Lab, LabFolder};
+use crate::qmp::Qmp;
 use anyhow::Result;
 use serde_json::json;
 use std::fmt::Write as _;

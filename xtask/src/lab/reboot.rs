@@ -1,9 +1,9 @@
 //! Reboots of a lab, which keeps its disk.
 
-use super::qmp::Qmp;
 use super::state::{Lab, LabFolder};
 use super::{boot, ssh};
 use crate::progress::Progress;
+use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::time::{Duration, Instant};

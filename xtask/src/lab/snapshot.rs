@@ -4,8 +4,8 @@
 //! the cache is named by a hash of the image and of QEMU's options, so that a change of either makes a new one.
 
 use super::image::Image;
-use super::qmp::Qmp;
 use crate::checkout;
+use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::fs::File;
