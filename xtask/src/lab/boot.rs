@@ -19,7 +19,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Maximum time of a boot, on a machine busy with other work.
@@ -251,18 +251,26 @@ fn launch(dir: &LabFolder, image: &Image, start: Start<'_>) -> Result<Lab> {
         booted: false,
     };
     dir.write(&lab)?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !lab.sockets.join("qmp").exists() {
-        if child.try_wait()?.is_some() || Instant::now() > deadline {
-            let why = tail(&dir.file("qemu.log"));
-            clear(dir, &lab);
-            bail!("QEMU does not start:\n{why}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    if !makes(&mut child, &lab.sockets.join("qmp"))? {
+        let why = tail(&dir.file("qemu.log"));
+        clear(dir, &lab);
+        bail!("QEMU does not start:\n{why}");
     }
     // Reaps QEMU when it ends, for as long as this process runs.
     std::thread::spawn(move || child.wait());
     Ok(lab)
+}
+
+/// Waits until a program has made its socket; false if it ends first, or has not after 30 seconds.
+fn makes(child: &mut Child, socket: &Path) -> Result<bool> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !socket.exists() {
+        if child.try_wait()?.is_some() || Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
 }
 
 /// Waits until a lab accepts commands.
@@ -355,16 +363,12 @@ fn serve(dir: &LabFolder, image: &Image, folder: &Path, socket: &Path) -> Result
         .spawn()
         .context("cannot start virtiofsd")?;
     let process = Process::running(i32::try_from(child.id())?);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !socket.exists() {
-        if child.try_wait()?.is_some() || Instant::now() > deadline {
-            bail!(
-                "virtiofsd does not serve {}:\n{}",
-                folder.display(),
-                tail(&dir.file("virtiofsd.log"))
-            );
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    if !makes(&mut child, socket)? {
+        bail!(
+            "virtiofsd does not serve {}:\n{}",
+            folder.display(),
+            tail(&dir.file("virtiofsd.log"))
+        );
     }
     process.context("virtiofsd ended at once")
 }
