@@ -11,7 +11,6 @@ mod counted;
 mod density;
 mod disk;
 mod figures;
-mod finish;
 mod group;
 mod guest;
 mod host;

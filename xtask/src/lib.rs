@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod container_image;
 pub mod debian;
 pub mod demo;
+pub mod finish;
 pub mod fuzz;
 pub mod images;
 pub mod lab;

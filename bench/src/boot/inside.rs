@@ -7,7 +7,6 @@ use super::unpacking;
 use crate::bench_files::{self, BenchFiles, Sources};
 use crate::cases::BenchCase;
 use crate::counted::{CountedJob, plans};
-use crate::finish::finish;
 use crate::guest::{EARLY, FIRST_LINE, IDLE, USERSPACE};
 use crate::rounds::{Attempts, Turn, turns};
 use crate::started::{Started, milliseconds};
@@ -20,6 +19,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+use xtask::finish::finish;
 use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.

@@ -2,13 +2,13 @@
 
 use crate::bench_files::BenchFiles;
 use crate::cases::BenchCase;
-use crate::finish::finish;
 use crate::guest::{Guest, SCRIPT, Vmm};
 use crate::peers::{Devices, Peer};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use xtask::finish::finish;
 
 /// A VMM with its disk in one configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

@@ -8,7 +8,6 @@ use crate::bench_files::{self, BenchFiles, Sources};
 use crate::cases::{BenchCase, LeftOut};
 use crate::cost::Cost;
 use crate::counted::{CountedJob, plans};
-use crate::finish::finish;
 use crate::guest::SCRIPT;
 use crate::rounds::{Attempts, Turn, turns};
 use crate::started::Started;
@@ -21,6 +20,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use xtask::finish::finish;
 use xtask::lab::counted::CountedMachine;
 
 /// Cases and parameters of a measurement.

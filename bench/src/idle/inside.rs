@@ -1,7 +1,6 @@
 //! The process that runs where KVM is: starts a guest of each case and watches both while they are idle.
 
 use crate::bench_files::{self, BenchFiles, Sources};
-use crate::finish::finish;
 use crate::guest::{self, Guest, USERSPACE};
 use crate::started::Started;
 use crate::{host, kvm, message, smaps};
@@ -9,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::time::{Duration, Instant};
+use xtask::finish::finish;
 
 /// Parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! The network between a guest and its peer: two namespaces, a pod's and the peer's, joined by a veth pair. In the pod,
 //! Husk creates its own bridge and tap; for QEMU they are created in the same way.
 
-use crate::finish::finish;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use xtask::finish::finish;
 
 const POD: &str = "husk-bench-pod";
 const PEER: &str = "husk-bench-peer";

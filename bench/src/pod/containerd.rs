@@ -2,7 +2,6 @@
 
 use super::image;
 use crate::bench_files::BenchFiles;
-use crate::finish::finish;
 use crate::group::Group;
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsStr;
@@ -11,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use xtask::finish::finish;
 
 /// Folder of containerd's programs in the lab.
 const PROGRAMS: &str = "/opt/containerd-2.1/usr/bin";

@@ -1,6 +1,5 @@
 //! The process that runs in the lab: pulls from a registry there, and reports the times.
 
-use crate::finish::finish;
 use crate::rounds::{Turn, turns};
 use crate::{bench_files, host, message};
 use anyhow::{Context, Result, ensure};
@@ -10,6 +9,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use xtask::finish::finish;
 use xtask::lab;
 
 /// Parameters of a measurement.

@@ -2,7 +2,6 @@
 
 use crate::bench_files::BenchFiles;
 use crate::cases::BenchCase;
-use crate::finish::finish;
 use crate::guest::{self, EARLY, Guest, SCRIPT};
 use crate::line::Line;
 use crate::qmp;
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use xtask::finish::finish;
 use xtask::qmp::Qmp;
 
 /// A VMM with one way to save its guest.

@@ -6,6 +6,7 @@ use super::kubectl::Kubectl;
 use super::network::HOST;
 use super::{Programs, node};
 use crate::checkout;
+use crate::finish::finish;
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
@@ -50,9 +51,8 @@ pub fn version(source: &Path) -> Result<String> {
 }
 
 fn git(source: &Path, words: &[&str]) -> Result<String> {
-    let output = Command::new("git").arg("-C").arg(source).args(words).output()?;
-    ensure!(output.status.success(), "git {}", words.join(" "));
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    let said = finish(Command::new("git").arg("-C").arg(source).args(words))?;
+    Ok(said.trim().to_owned())
 }
 
 /// Builds the programs from the checkout `source`, unless they are in the cache; returns their folder.
@@ -223,12 +223,7 @@ fn operate(
         }
     }
     dump.env("OPERATOR_NAMESPACE", NAMESPACE);
-    let output = dump.output().context("cannot start virt-operator")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "virt-operator --dump-install-strategy: {errors}"
-    );
+    finish(&mut dump)?;
     kubectl.until("the operator's objects", STEP, |kubectl| {
         record.check("virt-operator")?;
         kubectl

@@ -5,7 +5,8 @@
 //!                                           └─ husk-node2 ── lab 2: 172.30.0.12, pods 10.244.2.0/24
 //! ```
 
-use anyhow::{Context, Result, bail};
+use crate::finish::finish;
+use anyhow::Result;
 use std::process::Command;
 
 const BRIDGE: &str = "husk-cluster";
@@ -67,13 +68,5 @@ pub fn remove() {
 }
 
 fn ip(words: &[&str]) -> Result<()> {
-    let output = Command::new("ip")
-        .args(words)
-        .output()
-        .context("cannot start ip")?;
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        bail!("ip {}: {}", words.join(" "), errors.trim());
-    }
-    Ok(())
+    finish(Command::new("ip").args(words)).map(drop)
 }

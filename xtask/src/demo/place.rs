@@ -1,6 +1,7 @@
 //! The place of the demonstration on the machine: a folder with a registry, and with all that `husk` keeps.
 
 use super::show::Message;
+use crate::finish::finish;
 use crate::serial::plain;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
@@ -142,10 +143,7 @@ impl Place {
 
     /// Output of `husk` with these arguments.
     pub fn husk(&self, arguments: &[&str]) -> Result<String> {
-        let output = self.command("husk").args(arguments).output()?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "husk {}: {errors}", arguments.join(" "));
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        finish(self.command("husk").args(arguments))
     }
 
     /// Socket of the monitor of a VM, which exists as long as the monitor.

@@ -5,6 +5,7 @@
 
 use super::image::Image;
 use crate::checkout;
+use crate::finish::finish;
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -62,17 +63,9 @@ impl Snapshot {
             }
         }
         checkout::folder(self.folder.clone())?;
-        let output = image
-            .command("usr/bin/qemu-img")
-            .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
-            .arg(image.disk())
-            .arg(self.disk())
-            .output()
-            .context("cannot start qemu-img")?;
-        if !output.status.success() {
-            bail!("qemu-img: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(())
+        let mut command = image.command("usr/bin/qemu-img");
+        command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]);
+        finish(command.arg(image.disk()).arg(self.disk())).map(drop)
     }
 
     /// Saves the memory and devices of the lab whose control socket is `socket`. The lab stays paused afterwards.

@@ -1,8 +1,9 @@
 //! The end-to-end suite `husk-e2e`: its programs, its cases and their tiers.
 
 use crate::binaries::Profile;
+use crate::finish::finish;
 use crate::lab;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -166,15 +167,7 @@ impl Suite {
 
     /// Output of `husk-e2e --list` for `tier`: a name and a description on each line.
     fn listed(program: &Path, tier: Tier) -> Result<String> {
-        let output = Command::new(program)
-            .args(tier.option())
-            .arg("--list")
-            .output()
-            .with_context(|| format!("cannot run {}", program.display()))?;
-        if !output.status.success() {
-            bail!("{} --list: {}", program.display(), output.status);
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        finish(Command::new(program).args(tier.option()).arg("--list"))
     }
 
     /// The command that runs `case` alone.
