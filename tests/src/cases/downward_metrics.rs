@@ -7,7 +7,6 @@ use crate::harness::vm::Vm;
 use crate::harness::{Case, images, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use std::cell::RefCell;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -130,7 +129,7 @@ fn disk(ctx: &TestContext) -> Result<()> {
     vm.expect("husk-disk-vda: size=512 ro=1")?;
     let shell = Shell::small(&vm)?;
     let time = |document: &str| Ok::<u64, anyhow::Error>(value(document, "host", "Time")?.parse()?);
-    let seen = RefCell::new(Vec::new());
+    let mut seen = Vec::new();
     until(|| {
         let text = shell.ok(READ)?;
         let (header, document) = text.trim_start().split_once('\n').context("no header")?;
@@ -141,13 +140,11 @@ fn disk(ctx: &TestContext) -> Result<()> {
         }
         check(document)?;
         let time = time(document)?;
-        let mut seen = seen.borrow_mut();
         if seen.last() != Some(&time) {
             seen.push(time);
         }
         Ok(seen.len() == 3)
     })?;
-    let seen = seen.into_inner();
     let between = seen[2] - seen[1];
     ensure!((4..=20).contains(&between), "{seen:?}");
     shell.ok("! dd if=/dev/zero of=/dev/vda bs=512 count=1 conv=fsync")?;

@@ -4,12 +4,12 @@ use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, TIMEOUT, images};
+use crate::harness::{Case, TIMEOUT, images, poll};
 use anyhow::{Context, Result, ensure};
 use regex::Regex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const ONE: Case = Case {
     name: "hotplug",
@@ -151,14 +151,9 @@ fn one(ctx: &TestContext) -> Result<()> {
     ensure!(bytes.starts_with(b"written twice"), "what was written is lost");
     ctx.part("free", || {
         let manifest = other(&path)?;
-        let deadline = Instant::now() + TO_BE_FREE;
-        let other = loop {
-            match Vm::start(ctx, &manifest) {
-                Ok(vm) => break vm,
-                Err(error) if Instant::now() >= deadline => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(500)),
-            }
-        };
+        let other = poll(TO_BE_FREE, Duration::from_millis(500), || {
+            Ok(Vm::start(ctx, &manifest).map_err(|error| format!("{error:#}")))
+        })?;
         let shell = Shell::small(&other)?;
         shell.expect_contains("head -c 13 /dev/vda", &["written twice"])?;
         ctx.run(&["stop", "--force", "other"])?.ok()?;

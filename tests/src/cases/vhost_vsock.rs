@@ -4,7 +4,7 @@ use crate::harness::context::{TestContext, program};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, TIMEOUT, images, initrd, privileges, until};
+use crate::harness::{Case, PAUSE, TIMEOUT, images, initrd, poll, privileges};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -78,12 +78,9 @@ fn connect(port: u32) -> Result<VsockStream> {
 
 /// The same, once a program of the guest listens.
 fn connect_soon(port: u32) -> Result<VsockStream> {
-    let found = std::cell::RefCell::new(None);
-    until(|| {
-        *found.borrow_mut() = connect(port).ok();
-        Ok(found.borrow().is_some())
-    })?;
-    found.into_inner().context("nobody listens")
+    poll(TIMEOUT, PAUSE, || {
+        Ok(connect(port).map_err(|error| format!("nobody listens: {error:#}")))
+    })
 }
 
 fn echoes(mut stream: &VsockStream, text: &str) -> Result<()> {

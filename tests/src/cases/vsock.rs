@@ -6,7 +6,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::registry::sh;
 use crate::harness::vm::Vm;
-use crate::harness::{Case, TIMEOUT, images, initrd, until};
+use crate::harness::{Case, PAUSE, TIMEOUT, images, initrd, poll, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -94,12 +94,9 @@ fn connect(ctx: &TestContext, port: u32) -> Result<UnixStream> {
 
 /// The same, once a program of the guest listens.
 fn connect_soon(ctx: &TestContext, port: u32) -> Result<UnixStream> {
-    let found = std::cell::RefCell::new(None);
-    until(|| {
-        *found.borrow_mut() = connect(ctx, port).ok();
-        Ok(found.borrow().is_some())
-    })?;
-    found.into_inner().context("nobody listens")
+    poll(TIMEOUT, PAUSE, || {
+        Ok(connect(ctx, port).map_err(|error| format!("nobody listens: {error:#}")))
+    })
 }
 
 /// The next line. Takes no byte after it.
