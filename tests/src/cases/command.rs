@@ -72,12 +72,8 @@ fn life(ctx: &TestContext) -> Result<()> {
     ctx.run(&["rm", "--force", "test/one"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))?;
     ctx.run(&["stop", "one"])?.fails_with(1, &["one"])?;
-    starts_again(ctx, &one)
-}
-
-/// A name is free as soon as its VM has ended.
-fn starts_again(ctx: &TestContext, manifest: &Manifest) -> Result<()> {
-    let vm = Vm::start(ctx, manifest)?;
+    // A name is free as soon as its VM has ended.
+    let vm = Vm::start(ctx, &one)?;
     vm.expect("HUSK-USERSPACE")?;
     vm.discard()
 }

@@ -118,12 +118,8 @@ impl<'s> Launcher<'s> {
 
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(std::fs::read_to_string(
-            self.cri.logs(&self.pod_name()).join(name),
+            self.cri.logs(self.pod.name()).join(name),
         )?)
-    }
-
-    fn pod_name(&self) -> String {
-        self.pod.name().to_owned()
     }
 
     pub fn vm(&self) -> String {
