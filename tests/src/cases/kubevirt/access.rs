@@ -33,8 +33,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.delete("node", OTHER_NODE)?;
     ctx.part("other VMIs", || other_vmi(c));
     c.delete(VMI, VM)?;
-    c.until_none(VMI)?;
-    c.until_none("pods")
+    c.until_no_guests()
 }
 
 /// The launcher pod of a VMI that does not ask for Husk is not placed on the only node.

@@ -30,8 +30,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     for kind in ["vm", VMI] {
         c.kubectl(&["delete", kind, "--all", "--wait=false"])?.ok()?;
     }
-    c.until_none(VMI)?;
-    c.until_none("pods")
+    c.until_no_guests()
 }
 
 /// VMIs without a VirtualMachine keep their final phase.
@@ -49,8 +48,7 @@ fn phases(c: &KubeVirt<'_>) -> Result<()> {
         c.until_events(name, &[event])?;
         c.delete(VMI, name)?;
     }
-    c.until_none(VMI)?;
-    c.until_none("pods")
+    c.until_no_guests()
 }
 
 /// A guest that does not hear its power button, and has a long grace period.

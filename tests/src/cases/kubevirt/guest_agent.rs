@@ -47,8 +47,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.delete("secret", SECRET)?;
     ctx.part("probes by HTTP and by ping", || liveness(c));
     c.delete(VMI, PINGED)?;
-    c.until_none(VMI)?;
-    c.until_none("pods")
+    c.until_no_guests()
 }
 
 /// A VMI with a disk, probes by exec and TCP, and the keys of the Secret.

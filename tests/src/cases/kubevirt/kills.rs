@@ -329,8 +329,7 @@ fn nothing_is_left(c: &KubeVirt<'_>, namespaces: usize) -> Result<()> {
         c.delete("vm", name)?;
     }
     c.until_none("vm")?;
-    c.until_none(VMI)?;
-    c.until_none("pods")?;
+    c.until_no_guests()?;
     for name in VMS {
         c.delete("pvc", name)?;
         c.delete("pv", name)?;

@@ -109,7 +109,6 @@ fn restart(c: &KubeVirt<'_>) -> Result<()> {
 fn stop(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["stop", VM])?.ok()?;
     c.until("vm", VM, ".status.printableStatus", "Stopped")?;
-    c.until_none(VMI)?;
-    c.until_none("pods")?;
+    c.until_no_guests()?;
     c.until_events(VM, &["Signaled Graceful Shutdown"])
 }

@@ -27,8 +27,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     for kind in ["vmirs", "vmpool", "vm", VMI] {
         c.kubectl(&["delete", kind, "--all", "--wait=false"])?.ok()?;
     }
-    c.until_none(VMI)?;
-    c.until_none("pods")
+    c.until_no_guests()
 }
 
 fn replica_set(c: &KubeVirt<'_>) -> Result<()> {

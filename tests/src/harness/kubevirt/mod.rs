@@ -184,6 +184,12 @@ impl<'s> KubeVirt<'s> {
         })
     }
 
+    /// Waits until no VMI and then no pod is left.
+    pub fn until_no_guests(&self) -> Result<()> {
+        self.until_none(VMI)?;
+        self.until_none("pods")
+    }
+
     /// Deletes objects, given by kind and name.
     pub fn delete_all(&self, objects: &[(&str, &str)]) -> Result<()> {
         objects
