@@ -41,20 +41,17 @@ pub fn image_volumes(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
 
     let mut other = seeded()?;
     other["metadata"]["uid"] = "another".into();
-    let refused = pod.sync(&other)?;
-    ensure!(refused.status == 2, "{}: {}", refused.status, refused.text);
-    expect_contains(&refused.text, &["metadata.uid: \"another\" is another VM"])?;
+    pod.sync(&other)?
+        .fails_with(2, &["metadata.uid: \"another\" is another VM"])?;
     let mut broken = seeded()?;
     broken["spec"]["volumes"][1]["persistentVolumeClaim"] = json!({"claimName": "fspvc"});
     broken["spec"]["volumes"][1]["name"] = "gone".into();
     broken["spec"]["domain"]["devices"]["disks"][1]["name"] = "gone".into();
-    let refused = pod.sync(&broken)?;
-    ensure!(refused.status == 2, "{}: {}", refused.status, refused.text);
-    expect_contains(&refused.text, &["spec.volumes[1]", "no data for volume \"gone\""])?;
+    pod.sync(&broken)?
+        .fails_with(2, &["spec.volumes[1]", "no data for volume \"gone\""])?;
     pod.runs(&compute)?;
 
-    let started = pod.sync(&seeded()?)?;
-    ensure!(started.status == 0, "{}: {}", started.status, started.text);
+    pod.sync(&seeded()?)?.ok()?;
     let console = Session::on_terminal(ctx.husk(&["console", &pod.vm()]), &ctx.log("images.console.log"))?;
     let shell = Shell::small_on(&console)?;
     let sizes = shell.ok("cat /sys/block/vda/size /sys/block/vdb/size")?;

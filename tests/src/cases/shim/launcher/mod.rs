@@ -89,12 +89,8 @@ fn volume_containers(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
         pod.exits(&id, 0)?;
     }
     let compute = pod.start("compute", &[], 0)?;
-    let early = pod.sync(&vmi("button")?)?;
-    ensure!(early.status == 2, "{}: {}", early.status, early.text);
-    expect_contains(
-        &early.text,
-        &["no container of this pod provides volume \"root\" yet"],
-    )?;
+    pod.sync(&vmi("button")?)?
+        .fails_with(2, &["no container of this pod provides volume \"root\" yet"])?;
     let mut volumes = Vec::new();
     for (volume, image) in [("volumeroot", "debian"), ("volumekernel-boot-volume", "kernel")] {
         let words = [
@@ -107,8 +103,7 @@ fn volume_containers(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
     // The pod has no container for the console's log then.
     let mut silent = vmi("button,shell")?;
     silent["spec"]["domain"]["devices"]["logSerialConsole"] = false.into();
-    let started = pod.sync(&silent)?;
-    ensure!(started.status == 0, "{}: {}", started.status, started.text);
+    pod.sync(&silent)?.ok()?;
     let inspected = ctx.json(&["inspect", &pod.vm(), "-o", "json"])?;
     ensure!(inspected["phase"] == "Running", "{inspected}");
     let console = Session::on_terminal(
