@@ -1,5 +1,6 @@
 //! The cgroups of pods, which the kubelet makes by one of its two drivers before the runtime makes those of containers.
 
+use super::program::output;
 use super::{PAUSE, met, poll};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -106,10 +107,7 @@ pub fn scopes() -> Result<Vec<String>> {
 
 /// Runs a command of `systemctl`; returns its output.
 pub fn systemctl(words: &[&str]) -> Result<String> {
-    let done = Command::new("systemctl").args(words).output()?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "systemctl {}: {said}", words.join(" "));
-    Ok(String::from_utf8(done.stdout)?)
+    output(Command::new("systemctl").args(words))
 }
 
 fn below(cgroup: &Path) -> Result<Vec<PathBuf>> {

@@ -2,7 +2,7 @@
 
 use super::containerd::{self, Containerd};
 use super::context::{CommandResult, TestContext};
-use super::program::Session;
+use super::program::{Session, output};
 use super::{met, poll};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -198,8 +198,7 @@ fn api(mut command: Command, folder: &Path) -> Result<Command> {
     let key = folder.join("accounts");
     let mut keygen = Command::new("ssh-keygen");
     keygen.args(["-q", "-t", "rsa", "-b", "2048", "-m", "PEM", "-N", "", "-f"]);
-    let made = keygen.arg(&key).status().context("ssh-keygen")?;
-    ensure!(made.success(), "ssh-keygen: {made}");
+    output(keygen.arg(&key))?;
     command
         .args(["--etcd-servers", ETCD, "--bind-address", "127.0.0.1"])
         .arg(format!("--secure-port={API_PORT}"))

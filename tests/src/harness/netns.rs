@@ -1,8 +1,9 @@
 //! Network namespaces of a case, and their content.
 
 use super::context::TestContext;
+use super::program::output;
 use super::{met, poll};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -33,11 +34,8 @@ impl Netns {
             .join()
             .map_err(|_| anyhow::anyhow!("a panic"))??;
         let netns = Self { file };
-        let up = netns
-            .command("ip")
-            .args(["link", "set", "dev", "lo", "up"])
-            .status()?;
-        ensure!(up.success(), "no loopback device: {up}");
+        let up = netns.output("ip", &["link", "set", "dev", "lo", "up"]);
+        up.context("no loopback device")?;
         Ok(netns)
     }
 
@@ -150,14 +148,7 @@ impl Netns {
     }
 
     fn output(&self, program: &str, words: &[&str]) -> Result<String> {
-        let output = self
-            .command(program)
-            .args(words)
-            .output()
-            .with_context(|| format!("cannot start {program}"))?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{program} {words:?}: {errors}");
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        output(self.command(program).args(words))
     }
 }
 

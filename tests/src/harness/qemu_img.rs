@@ -31,21 +31,12 @@ pub fn qemu_img<S: AsRef<OsStr>>(ctx: &TestContext, arguments: &[S]) -> Result<S
 
 /// Fails unless the qcow2 image at `path` has no errors and no leaked clusters.
 pub fn is_sound(ctx: &TestContext, path: &Path) -> Result<()> {
-    qemu_img(
-        ctx,
-        &[
-            "check".as_ref(),
-            "-f".as_ref(),
-            "qcow2".as_ref(),
-            path.as_os_str(),
-        ],
-    )
-    .map(drop)
+    qemu_img(ctx, &["check", "-f", "qcow2", &path.to_string_lossy()]).map(drop)
 }
 
 /// The only overlay of a VM, which is an unlinked file. This keeps it open, even after the VM has ended.
 pub fn overlay(vm: &Vm<'_>) -> Result<File> {
-    let pid = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid in inspect")?;
+    let pid = vm.pid("vmmPid")?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
@@ -83,15 +74,6 @@ pub fn content(ctx: &TestContext, path: &Path, base: &Path, name: &str) -> Resul
     let backing = json!({"driver": "qcow2", "file": layer(base)});
     let chain = json!({"driver": "qcow2", "file": layer(path), "backing": backing});
     let from = format!("json:{chain}");
-    qemu_img(
-        ctx,
-        &[
-            "convert".as_ref(),
-            "-O".as_ref(),
-            "raw".as_ref(),
-            OsStr::new(&from),
-            to.as_os_str(),
-        ],
-    )?;
+    qemu_img(ctx, &["convert", "-O", "raw", &from, &to.to_string_lossy()])?;
     Ok(to)
 }

@@ -1,9 +1,9 @@
 //! Debian's docker-registry with TLS and passwords, filled by skopeo.
 
 use super::context::TestContext;
-use super::program::Session;
+use super::program::{Session, output};
 use super::{images, oci, until};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::json;
 use std::net::TcpStream;
 use std::process::Command;
@@ -21,13 +21,8 @@ pub const MARK: &str = "husk-disk-of-a-registry";
 
 /// Runs a shell script in the case's folder.
 pub fn sh(ctx: &TestContext, script: &str) -> Result<String> {
-    let output = Command::new("sh")
-        .args(["-euc", script])
-        .current_dir(ctx.path("."))
-        .output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{script}: {}: {errors}", output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let mut shell = Command::new("sh");
+    output(shell.args(["-euc", script]).current_dir(ctx.path(".")))
 }
 
 /// Starts the registry with a certificate of its own.

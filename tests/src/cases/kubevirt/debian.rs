@@ -4,8 +4,9 @@ use crate::harness::context::TestContext;
 use crate::harness::images;
 use crate::harness::kubevirt::objects::local_volume;
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::program::output;
 use crate::harness::{Case, met, poll};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::time::Duration;
@@ -77,12 +78,9 @@ fn run(ctx: &TestContext) -> Result<()> {
 /// A new key: its path, and its public part.
 fn new_key(ctx: &TestContext, name: &str) -> Result<(String, String)> {
     let key = ctx.path(name);
-    let made = Command::new("ssh-keygen")
-        .args(["-q", "-t", "ed25519", "-N", "", "-f"])
-        .arg(&key)
-        .status()
-        .context("ssh-keygen")?;
-    ensure!(made.success(), "ssh-keygen: {made}");
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]);
+    output(keygen.arg(&key))?;
     let public = std::fs::read_to_string(key.with_extension("pub"))?;
     Ok((key.display().to_string(), public))
 }

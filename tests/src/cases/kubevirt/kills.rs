@@ -3,8 +3,9 @@
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
+use crate::harness::program::output;
 use crate::harness::{Case, met};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -371,16 +372,8 @@ fn nothing_is_left(c: &KubeVirt<'_>, namespaces: usize) -> Result<()> {
 
 /// Output of a shell command on the node, which needs neither the kubelet nor the API server.
 fn on_node(command: &str) -> Result<String> {
-    xtask(&["lab", "run", "--", "sh", "-c", command])
-}
-
-fn xtask(words: &[&str]) -> Result<String> {
-    let output = Command::new(xtask_program()?).args(words).output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        bail!("{words:?}: {}: {errors}", output.status);
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let words = ["lab", "run", "--", "sh", "-c", command];
+    output(Command::new(xtask_program()?).args(words))
 }
 
 fn xtask_program() -> Result<OsString> {

@@ -10,7 +10,6 @@ use crate::harness::qemu_img::qemu_img;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
-use std::ffi::OsStr;
 
 pub const CASE: Case = Case {
     name: "shim-debian",
@@ -24,11 +23,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     let disk = images::disk("debian-13-cloud")?;
     ctx.part("qcow2", || {
         let qcow2 = ctx.path("disk.qcow2");
-        let words = ["convert", "-O", "qcow2"].map(OsStr::new);
-        qemu_img(
-            ctx,
-            &[&words[..], &[disk.as_os_str(), qcow2.as_os_str()]].concat(),
-        )?;
+        let [from, to] = [&disk, &qcow2].map(|path| path.to_string_lossy());
+        qemu_img(ctx, &["convert", "-O", "qcow2", &from, &to])?;
         let image = Image::new(ctx, "qcow2")?.file("/disk/debian.qcow2", &qcow2)?;
         std::fs::remove_file(&qcow2)?;
         image.import(&containerd, OWN)?;
