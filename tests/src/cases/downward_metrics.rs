@@ -1,6 +1,6 @@
 //! KubeVirt's downward metrics in a guest. Debian has no client of vhostmd, so a shell asks and reads as one does.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -93,7 +93,7 @@ fn port(ctx: &TestContext) -> Result<()> {
     let time = |document| Ok::<f64, anyhow::Error>(value(document, "vm", "TotalCPUTime")?.parse()?);
     ensure!(time(&later)? > time(&first)?, "{later}");
 
-    expect_contains(&shell.ok("ask 'HELLO\\n\\n'")?, &["INVALID REQUEST"])?;
+    shell.expect_contains("ask 'HELLO\\n\\n'", &["INVALID REQUEST"])?;
     check(&shell.ok(METRICS)?)?;
     // Half a request of a process that goes. If the monitor learns of its end after the next request, it refuses that.
     shell.ok("printf 'GET /met' > /port")?;

@@ -1,6 +1,6 @@
 //! The watchdog, with Linux' driver and busybox's keeper.
 
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
@@ -53,10 +53,7 @@ fn reset(ctx: &TestContext) -> Result<()> {
     let vm = start(ctx, "reset", "shell")?;
     let shell = Shell::small(&vm)?;
     shell.ok(DRIVER)?;
-    expect_contains(
-        &shell.ok("cat /sys/class/watchdog/watchdog0/identity")?,
-        &["i6300ESB"],
-    )?;
+    shell.expect_contains("cat /sys/class/watchdog/watchdog0/identity", &["i6300ESB"])?;
     ensure!(shell.ok(STATUS)?.trim() == "0", "bitten before it began");
 
     // Off again after the magic close.

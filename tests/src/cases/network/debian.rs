@@ -34,9 +34,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = Shell::log_in(&vm, "debian", "husk")?;
     let device = shell.ok("basename $(ls -d /sys/class/net/e*)")?;
     let check = || -> Result<()> {
-        let shown = shell.ok(&format!("ip address show dev {device}"))?;
-        expect_contains(
-            &shown,
+        shell.expect_contains(
+            &format!("ip address show dev {device}"),
             &[&format!("inet {}/24", pod.address()), &pod.mac(), "mtu 1450"],
         )?;
         let routes = shell.ok("ip route show")?;

@@ -2,7 +2,7 @@
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, pings, ready, request};
-use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::vm::Vm;
@@ -43,7 +43,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         request(&shell, &format!("both {NODE}:{} 2000000", flow::PORT))?;
         let words = format!("both {}:{} 2000000", pod.address(), flow::PORT);
         flow::request(ctx, &node.netns, &words, STREAM)?;
-        expect_contains(&shell.ok("ip neigh show 169.254.1.1")?, &[GATEWAY_MAC])
+        shell.expect_contains("ip neigh show 169.254.1.1", &[GATEWAY_MAC])
     });
     ctx.part("not without the neighbour", || {
         pod.run("ip link set dev eth0-nic type bridge_slave proxy_arp_wifi off")?;
