@@ -4,7 +4,7 @@ use crate::harness::applied::{husk, removed, status, trust, until_status};
 use crate::harness::context::{CommandResult, TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::program::Session;
-use crate::harness::registry::{self, DISK, KERNEL, MARK, sh};
+use crate::harness::registry::{self, DISK, MARK, serve_web, sh};
 use crate::harness::vm::console;
 use crate::harness::{Case, until};
 use anyhow::{Context, Result, ensure};
@@ -65,11 +65,7 @@ fn serve(ctx: &TestContext) -> Result<Session> {
             "mkdir web; echo {WEB_MARK} > web/disk.img; truncate -s 24M web/disk.img; gzip web/disk.img"
         ),
     )?;
-    let mut command = Command::new("busybox");
-    command
-        .args(["httpd", "-f", "-p", WEB, "-h"])
-        .arg(ctx.path("web"));
-    Session::piped(command, &ctx.log("web.log"))
+    serve_web(ctx, WEB)
 }
 
 /// Applies objects, which are written to the file `name`.
@@ -87,10 +83,7 @@ fn template() -> Value {
             "domain": {
                 "memory": {"guest": "192Mi"},
                 "devices": {"autoattachPodInterface": false, "disks": []},
-                "firmware": {"kernelBoot": {
-                    "kernelArgs": "console=ttyS0 quiet husk.do=disks,button,shell",
-                    "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
-                }},
+                "firmware": registry::firmware("disks,button,shell"),
             },
             "volumes": [],
         },

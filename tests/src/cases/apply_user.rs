@@ -3,7 +3,7 @@
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::program::Session;
-use crate::harness::registry::{self, KERNEL, sh};
+use crate::harness::registry::{self, sh};
 use crate::harness::{Case, TIMEOUT, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -114,10 +114,7 @@ fn run(ctx: &TestContext) -> Result<()> {
                 "domain": {
                     "memory": {"guest": "128Mi"},
                     "devices": {"disks": [{"name": "data", "disk": {"bus": "virtio"}}]},
-                    "firmware": {"kernelBoot": {
-                        "kernelArgs": "console=ttyS0 quiet husk.do=disks,button,shell",
-                        "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
-                    }},
+                    "firmware": registry::firmware("disks,button,shell"),
                 },
                 "volumes": [{"name": "data", "dataVolume": {"name": "mine-data"}}],
             }},

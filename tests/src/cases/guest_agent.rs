@@ -19,9 +19,9 @@ pub const CASE: Case = Case {
 };
 
 const NAME: &str = "agent";
-const FIRST_KEY: &str =
+pub const FIRST_KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA first";
-const SECOND_KEY: &str =
+pub const SECOND_KEY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB second";
 
 fn run(ctx: &TestContext) -> Result<()> {

@@ -127,13 +127,7 @@ fn full_disk(ctx: &TestContext) -> Result<()> {
 fn manifest(name: &str) -> Manifest {
     Manifest::new(name)
         .disk("root", json!({"containerDisk": {"image": DISK}}))
-        .set(
-            "/domain/firmware",
-            json!({"kernelBoot": {
-                "kernelArgs": "console=ttyS0 quiet husk.do=disks,shell",
-                "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
-            }}),
-        )
+        .set("/domain/firmware", registry::firmware("disks,shell"))
 }
 
 fn start_vm<'s>(ctx: &'s TestContext, name: &str, login: bool) -> Result<Vm<'s>> {

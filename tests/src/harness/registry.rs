@@ -4,7 +4,7 @@ use super::context::TestContext;
 use super::program::{Session, output};
 use super::{images, oci, until};
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::process::Command;
 
@@ -82,6 +82,22 @@ pub fn push_boot_disk(ctx: &TestContext) -> Result<()> {
         ),
     )?;
     push(ctx, "boot-image", BOOT)
+}
+
+/// `firmware` of a VM that boots [`KERNEL`], whose `/init` runs `words`.
+pub fn firmware(words: &str) -> Value {
+    json!({"kernelBoot": {
+        "kernelArgs": format!("console=ttyS0 quiet husk.do={words}"),
+        "container": {"image": KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
+    }})
+}
+
+/// Serves the case's folder `web` at `address` by HTTP.
+pub fn serve_web(ctx: &TestContext, address: &str) -> Result<Session> {
+    let mut command = Command::new("busybox");
+    command.args(["httpd", "-f", "-p", address, "-h"]);
+    command.arg(ctx.path("web"));
+    Session::piped(command, &ctx.log("web.log"))
 }
 
 /// Pushes an image with the files in `folder`.

@@ -2,11 +2,11 @@
 
 use super::context::{CommandResult, TestContext};
 use super::program::Session;
+use super::registry::serve_web;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const WEB: &str = "127.0.0.1:8089";
 /// Beginning of the names of objects that the steps do not change.
@@ -104,11 +104,7 @@ pub fn prepare(ctx: &TestContext) -> Result<Session> {
     std::fs::write(ctx.path("dv.yaml"), web.to_string())?;
     std::fs::create_dir(ctx.path("web"))?;
     std::fs::write(ctx.path("web/disk.img"), vec![b'w'; 6 << 20])?;
-    let mut command = Command::new("busybox");
-    command
-        .args(["httpd", "-f", "-p", WEB, "-h"])
-        .arg(ctx.path("web"));
-    Session::piped(command, &ctx.log("web.log"))
+    serve_web(ctx, WEB)
 }
 
 /// The stores below one data directory.

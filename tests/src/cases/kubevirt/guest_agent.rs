@@ -1,5 +1,6 @@
 //! The guest's agent under KubeVirt: what `kubectl` and `virtctl` show, probes, freezing, access credentials.
 
+use crate::cases::guest_agent::{FIRST_KEY, SECOND_KEY};
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::kubevirt::objects::{DISK, condition, instance};
 use crate::harness::kubevirt::{KubeVirt, VMI};
@@ -17,10 +18,6 @@ pub const CASE: Case = Case {
 const VM: &str = "agent";
 const PINGED: &str = "pinged";
 const SECRET: &str = "agent-keys";
-const FIRST_KEY: &str =
-    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA first";
-const SECOND_KEY: &str =
-    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB second";
 const CONNECTED: &str = "AgentConnected";
 const READY: &str = "Ready";
 const FROZEN: &str = ".status.fsFreezeStatus";
