@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     checked_vms(&machine, &given)?;
     let mut differs = false;
     for given in &given {
-        // Claims are volumes: they grow, and nothing else of them changes.
+        // Claims are volumes of the store, not objects in it.
         if given.key().is_none() {
             continue;
         }
