@@ -135,8 +135,11 @@ impl Connection {
         if !self.is_open() {
             return Err(Violation);
         }
+        let was_unaware = self.credit.is_guest_unaware();
         self.credit.update(header);
-        self.credit_asked &= self.credit.guest_room() == 0;
+        // It is asked again only after a request for that reason.
+        let is_unaware_now = !was_unaware && self.credit.is_guest_unaware();
+        self.credit_asked &= self.credit.guest_room() == 0 && !is_unaware_now;
         match header.op {
             RW => {
                 if self.guest_done & SHUTDOWN_SEND != 0 || !self.credit.receive(payload.len() as u32) {
@@ -221,6 +224,16 @@ impl Connection {
         if self.guest_done & SHUTDOWN_RCV != 0 {
             let _ = shutdown(host, Shutdown::Read);
         }
+    }
+
+    /// True if the guest was asked for room of which it may tell nothing by itself.
+    pub fn may_have_to_ask_again(&self) -> bool {
+        self.credit_asked && self.credit.is_guest_unaware()
+    }
+
+    /// Lets the guest be asked for room again, if there is still none.
+    pub fn ask_again(&mut self) {
+        self.credit_asked = false;
     }
 
     /// Notes that the socket may be ready, and whether the host has closed it.

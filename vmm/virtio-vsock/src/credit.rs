@@ -1,13 +1,21 @@
 //! Flow control of a connection (virtio 1.3, section 5.10.6.3): how much each side may send before the other has taken
 //! it. All counters are modulo 2^32.
 
+use std::collections::VecDeque;
+
 use crate::packet::Header;
 
 /// Bytes of a connection that the device holds for the host at most: `buf_alloc` of its packets.
 pub(crate) const BUFFER: u32 = 64 << 10;
 
+/// Bytes of the guest's buffer for each packet in it. Linux since 059b7dbd20a6 drops a packet if its own memory for the
+/// packets, 576 bytes each, is more than the buffer, whatever bytes they have.
+const PACKET_SHARE: u32 = 1024;
+/// Most packets under way, however large the guest's buffer: each takes memory here.
+const MAX_PACKETS: u32 = 4096;
+
 /// The counters of both directions.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Credit {
     /// Bytes that the guest has sent.
     received: u32,
@@ -17,6 +25,8 @@ pub(crate) struct Credit {
     told: u32,
     /// Bytes that were sent to the guest.
     sent: u32,
+    /// `sent` after each packet that the guest has not taken as a whole.
+    packets: VecDeque<u32>,
     guest_buf_alloc: u32,
     guest_fwd_cnt: u32,
 }
@@ -25,16 +35,44 @@ impl Credit {
     /// Takes the guest's counters from a packet.
     pub fn update(&mut self, header: &Header) {
         (self.guest_buf_alloc, self.guest_fwd_cnt) = (header.buf_alloc, header.fwd_cnt);
+        let under_way = self.under_way();
+        while let Some(end) = self.packets.front()
+            && self.sent.wrapping_sub(*end) >= under_way
+        {
+            self.packets.pop_front();
+        }
     }
 
-    /// Bytes that may be sent to the guest.
+    fn under_way(&self) -> u32 {
+        self.sent.wrapping_sub(self.guest_fwd_cnt)
+    }
+
+    /// Bytes that may be sent to the guest in a packet.
     pub fn guest_room(&self) -> u32 {
-        let under_way = self.sent.wrapping_sub(self.guest_fwd_cnt);
-        self.guest_buf_alloc.saturating_sub(under_way)
+        match self.packets.len() < self.most_packets() {
+            true => self.byte_room(),
+            false => 0,
+        }
     }
 
+    fn byte_room(&self) -> u32 {
+        self.guest_buf_alloc.saturating_sub(self.under_way())
+    }
+
+    fn most_packets(&self) -> usize {
+        (self.guest_buf_alloc / PACKET_SHARE).clamp(1, MAX_PACKETS) as usize
+    }
+
+    /// True if only the number of packets leaves the guest no room. It does not know, and may tell nothing when it has
+    /// taken them: older Linux waits for more bytes.
+    pub fn is_guest_unaware(&self) -> bool {
+        self.guest_room() == 0 && self.byte_room() > 0
+    }
+
+    /// Counts a packet with payload.
     pub fn sent(&mut self, bytes: u32) {
         self.sent = self.sent.wrapping_add(bytes);
+        self.packets.push_back(self.sent);
     }
 
     /// Counts bytes from the guest. Returns false if it had no credit for them.
@@ -92,15 +130,54 @@ mod tests {
             fwd_cnt,
             ..Header::default()
         };
-        credit.update(&guest(100, 0));
-        credit.sent(60);
-        assert_eq!(credit.guest_room(), 40);
-        credit.update(&guest(100, 61));
+        credit.update(&guest(10_000, 0));
+        credit.sent(6000);
+        assert_eq!(credit.guest_room(), 4000);
+        credit.update(&guest(10_000, 6001));
         assert_eq!(credit.guest_room(), 0);
-        credit.update(&guest(30, 0));
+        credit.update(&guest(3000, 0));
         assert_eq!(credit.guest_room(), 0, "a buffer that shrinks");
-        credit.update(&guest(100, 60));
-        assert_eq!(credit.guest_room(), 100);
+        credit.update(&guest(10_000, 6000));
+        assert_eq!(credit.guest_room(), 10_000);
+    }
+
+    #[test]
+    fn packets_leave_with_the_last_byte_that_the_guest_takes() {
+        let mut credit = Credit {
+            sent: u32::MAX - 1000,
+            ..Credit::default()
+        };
+        let guest = |taken: u32| Header {
+            buf_alloc: 4 * PACKET_SHARE,
+            fwd_cnt: (u32::MAX - 1000).wrapping_add(taken),
+            ..Header::default()
+        };
+        credit.update(&guest(0));
+        (0..4).for_each(|_| credit.sent(300));
+        assert_eq!(credit.guest_room(), 0);
+        assert!(credit.is_guest_unaware());
+        credit.update(&guest(299));
+        assert_eq!(credit.guest_room(), 0);
+        credit.update(&guest(300));
+        assert_eq!(credit.guest_room(), 4 * PACKET_SHARE - 900);
+        credit.update(&guest(1201));
+        assert_eq!(
+            (credit.packets.len(), credit.guest_room()),
+            (3, 0),
+            "more than was sent"
+        );
+        credit.update(&guest(1200));
+        assert_eq!(credit.packets.len(), 0);
+        for _ in 0..3 * MAX_PACKETS {
+            credit.update(&Header {
+                buf_alloc: u32::MAX,
+                ..guest(1200)
+            });
+            if credit.guest_room() > 0 {
+                credit.sent(1);
+            }
+        }
+        assert_eq!(credit.packets.len(), MAX_PACKETS as usize);
     }
 
     proptest! {
@@ -118,13 +195,15 @@ mod tests {
             guest.update(&header);
             for (send, take) in steps {
                 let send = send.min(guest.guest_room());
-                guest.sent(send);
+                if send > 0 {
+                    guest.sent(send);
+                }
                 prop_assert!(device.receive(send));
                 held += send;
                 let take = take.min(held);
                 held -= take;
                 device.forward(take);
-                if device.is_update_due() {
+                if device.is_update_due() || guest.is_guest_unaware() {
                     device.tell(&mut header);
                     guest.update(&header);
                 }

@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::connection::{Connection, Outgoing, Phase, Violation};
 use crate::drain::Drains;
-use crate::packet::{HOST_CID, Header, Key, REQUEST, RESPONSE, RST, STREAM};
+use crate::packet::{CREDIT_REQUEST, HOST_CID, Header, Key, REQUEST, RESPONSE, RST, STREAM};
 
 /// Most connections of a device, with those that begin or end.
 pub const MAX_CONNECTIONS: usize = 1023;
@@ -25,6 +25,8 @@ pub type RequestFn = Arc<dyn Fn(u64, u32) -> bool + Send + Sync>;
 
 /// Time to answer a request, on either side, and for the guest to end a connection that the host has closed.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which the guest is asked for room again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Packets of the guest stay in the queue while so many of its packets wait for their RST.
 const MAX_RESETS: usize = 64;
 /// First port of the host that is given to a connection which the host begins.
@@ -48,6 +50,9 @@ pub(crate) struct Connections {
     /// RSTs that the guest is to be sent.
     resets: VecDeque<Header>,
     deadlines: BTreeSet<(Instant, Key)>,
+    /// Connections whose guest may have to be asked for room again, and when.
+    asking: BTreeSet<Key>,
+    ask_at: Option<Instant>,
     next_host_port: u32,
     /// Never repeats, so that a late answer meets no later request.
     ids: Arc<AtomicU64>,
@@ -73,6 +78,8 @@ impl Connections {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             deadlines: BTreeSet::new(),
+            asking: BTreeSet::new(),
+            ask_at: None,
             next_host_port: FIRST_HOST_PORT,
             ids,
             on_request,
@@ -264,6 +271,7 @@ impl Connections {
     /// Forgets a connection. The host still gets the bytes that the guest has sent.
     fn end(&mut self, key: Key) {
         self.clear_deadline(key);
+        self.asking.remove(&key);
         let Some(connection) = self.table.remove(&key) else {
             return;
         };
@@ -285,18 +293,28 @@ impl Connections {
         }
     }
 
-    /// Ends what has waited too long.
+    /// Ends what has waited too long, and asks again for what has not come.
     pub fn expire(&mut self, now: Instant) {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
         {
             self.abort(key);
         }
+        if self.ask_at.is_some_and(|at| at <= now) {
+            self.ask_at = None;
+            for key in std::mem::take(&mut self.asking) {
+                if let Some(connection) = self.table.get_mut(&key) {
+                    connection.ask_again();
+                    self.look_at(key, now);
+                }
+            }
+        }
     }
 
     /// Time until there is something to expire.
     pub fn until_deadline(&self, now: Instant) -> Option<Duration> {
-        let (at, _) = self.deadlines.first()?;
+        let end = self.deadlines.first().map(|(at, _)| *at);
+        let at = end.into_iter().chain(self.ask_at).min()?;
         Some(at.saturating_duration_since(now))
     }
 
@@ -345,6 +363,10 @@ impl Connections {
                 ..Header::default()
             };
             connection.stamp(&mut header);
+            if op == CREDIT_REQUEST && connection.may_have_to_ask_again() {
+                self.asking.insert(key);
+                self.ask_at.get_or_insert(now + ASK_AGAIN);
+            }
             self.look_at(key, now);
             return Some((header, len));
         }
