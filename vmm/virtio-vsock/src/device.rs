@@ -2,10 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 
-use husk_devices::component::{ComponentState, RestoreError, SaveError};
+use husk_devices::component::{ComponentState, RestoreError, SaveError, check};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_seccomp::ThreadRole;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::connections::{Connections, RequestFn};
+use crate::connections::{Connections, FIRST_HOST_PORT, RequestFn};
 use crate::handle::{Message, VsockHandle};
 use crate::queues::{PacketQueues, RECEIVE, TRANSMIT};
 use crate::worker::{StoppedVsock, VsockWorker};
@@ -26,6 +26,7 @@ pub(crate) const QUEUE_SIZES: [u16; 3] = [128, 128, 16];
 /// A virtio socket device (virtio 1.3, section 5.10) with stream sockets.
 pub struct Vsock {
     guest_cid: u64,
+    next_host_port: Arc<AtomicU32>,
     ids: Arc<AtomicU64>,
     on_request: RequestFn,
     handle: VsockHandle,
@@ -42,6 +43,13 @@ pub struct Vsock {
 struct VsockState {
     /// There was a driver, which may have had connections.
     active: bool,
+    /// Port of the host for the next connection that the host begins.
+    #[serde(default = "first_host_port")]
+    next_host_port: u32,
+}
+
+fn first_host_port() -> u32 {
+    FIRST_HOST_PORT
 }
 
 impl std::fmt::Debug for Vsock {
@@ -62,6 +70,7 @@ impl Vsock {
         let handle = VsockHandle::new()?;
         let device = Self {
             guest_cid: guest_cid.into(),
+            next_host_port: Arc::new(FIRST_HOST_PORT.into()),
             ids: Arc::default(),
             on_request,
             handle: handle.clone(),
@@ -116,11 +125,13 @@ impl VirtioDevice for Vsock {
         let (connections, messages) = match self.stopped.take() {
             Some(stopped) => stopped,
             None => {
-                let (ids, on_request) = (Arc::clone(&self.ids), Arc::clone(&self.on_request));
-                (
-                    Connections::new(self.guest_cid, ids, on_request)?,
-                    self.handle.open(),
-                )
+                let connections = Connections::new(
+                    self.guest_cid,
+                    Arc::clone(&self.next_host_port),
+                    Arc::clone(&self.ids),
+                    Arc::clone(&self.on_request),
+                )?;
+                (connections, self.handle.open())
             }
         };
         let on_panic = {
@@ -174,12 +185,26 @@ impl VirtioDevice for Vsock {
 
     fn save(&mut self) -> Result<ComponentState, SaveError> {
         let active = self.stopped.is_some() || self.transport_reset;
-        ComponentState::new(&VsockState { active })
+        let next_host_port = self.next_host_port.load(Ordering::Relaxed);
+        ComponentState::new(&VsockState {
+            active,
+            next_host_port,
+        })
     }
 
     fn restore(&mut self, state: &ComponentState, _features: u64) -> Result<(), RestoreError> {
-        let VsockState { active } = state.parse()?;
+        let VsockState {
+            active,
+            next_host_port,
+        } = state.parse()?;
+        let is_of_host = (FIRST_HOST_PORT..2 * FIRST_HOST_PORT).contains(&next_host_port);
+        check(
+            is_of_host,
+            "next_host_port",
+            "is not a port that the device gives",
+        )?;
         self.reset();
+        self.next_host_port.store(next_host_port, Ordering::Relaxed);
         self.transport_reset = active;
         Ok(())
     }

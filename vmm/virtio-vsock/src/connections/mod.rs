@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -30,7 +30,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Packets of the guest stay in the queue while so many of its packets wait for their RST.
 const MAX_RESETS: usize = 64;
 /// First port of the host that is given to a connection which the host begins.
-const FIRST_HOST_PORT: u32 = 1 << 30;
+pub(crate) const FIRST_HOST_PORT: u32 = 1 << 30;
 /// Tokens from here on are of no connection.
 pub(crate) const FIRST_TOKEN: u64 = (u32::MAX as u64) << 32;
 /// Tokens of sockets that take the last bytes of a connection: the upper half of those.
@@ -53,7 +53,8 @@ pub(crate) struct Connections {
     /// Connections whose guest may have to be asked for room again, and when.
     asking: BTreeSet<Key>,
     ask_at: Option<Instant>,
-    next_host_port: u32,
+    /// The device keeps it over a snapshot: the guest may still have sockets of the connections that ended by that.
+    next_host_port: Arc<AtomicU32>,
     /// Never repeats, so that a late answer meets no later request.
     ids: Arc<AtomicU64>,
     on_request: RequestFn,
@@ -68,7 +69,12 @@ impl std::fmt::Debug for Connections {
 }
 
 impl Connections {
-    pub fn new(guest_cid: u64, ids: Arc<AtomicU64>, on_request: RequestFn) -> io::Result<Self> {
+    pub fn new(
+        guest_cid: u64,
+        next_host_port: Arc<AtomicU32>,
+        ids: Arc<AtomicU64>,
+        on_request: RequestFn,
+    ) -> io::Result<Self> {
         Ok(Self {
             guest_cid,
             epoll: Epoll::new()?,
@@ -80,7 +86,7 @@ impl Connections {
             deadlines: BTreeSet::new(),
             asking: BTreeSet::new(),
             ask_at: None,
-            next_host_port: FIRST_HOST_PORT,
+            next_host_port,
             ids,
             on_request,
         })
@@ -189,8 +195,9 @@ impl Connections {
 
     fn free_key(&mut self, guest_port: u32) -> Key {
         loop {
-            let host_port = self.next_host_port;
-            self.next_host_port = FIRST_HOST_PORT | ((host_port + 1) % FIRST_HOST_PORT);
+            let host_port = self.next_host_port.load(Ordering::Relaxed);
+            let next = FIRST_HOST_PORT | ((host_port + 1) % FIRST_HOST_PORT);
+            self.next_host_port.store(next, Ordering::Relaxed);
             let key = Key {
                 guest_port,
                 host_port,

@@ -8,7 +8,8 @@ const CYCLES: usize = 10_000;
 
 /// Connections of a guest without receive buffers, as long as no packet is taken.
 fn connections() -> Connections {
-    Connections::new(CID, Arc::default(), Arc::new(|_, _| true)).unwrap()
+    let port = Arc::new(FIRST_HOST_PORT.into());
+    Connections::new(CID, port, Arc::default(), Arc::new(|_, _| true)).unwrap()
 }
 
 fn from_guest(op: u16) -> Header {

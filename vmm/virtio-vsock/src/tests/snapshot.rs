@@ -93,7 +93,36 @@ fn a_new_driver_is_not_told_what_the_old_one_lost() {
     assert_eq!(guest.queues[2].used(), None);
     guest.vsock.reset();
     let state: serde_json::Value = guest.vsock.save().unwrap().into();
-    assert_eq!(state, serde_json::json!({ "active": false }));
+    assert_eq!(
+        state,
+        serde_json::json!({ "active": false, "next_host_port": 1 << 30 })
+    );
+}
+
+/// The guest's sockets of the time before may not be gone when a new connection comes.
+#[test]
+fn a_restored_device_gives_no_port_of_the_host_again() {
+    let mut guest = Guest::new();
+    let (_host, before) = guest.accept(22);
+    guest.reload();
+    // Saved again before a connection.
+    guest.reload();
+    let (_host, after) = guest.accept(22);
+    assert_eq!(after, before + 1);
+}
+
+#[test]
+fn a_state_without_a_port_is_read_and_one_with_a_wrong_port_refused() {
+    let mut guest = Guest::new();
+    let mut restore = |state: serde_json::Value| guest.vsock.restore(&state.into(), FEATURES);
+    restore(serde_json::json!({ "active": true })).unwrap();
+    for port in [0, (1 << 30) - 1, 1_u32 << 31, u32::MAX] {
+        let refused = restore(serde_json::json!({ "active": true, "next_host_port": port }));
+        assert!(
+            refused.unwrap_err().to_string().contains("next_host_port"),
+            "{port}"
+        );
+    }
 }
 
 #[test]
