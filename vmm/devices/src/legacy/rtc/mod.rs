@@ -47,18 +47,14 @@ const D_VALID: u8 = 1 << 7;
 const DONT_CARE: u8 = 0xc0;
 const DAY_SECONDS: i64 = 86_400;
 
-/// Seconds since the epoch, UTC, from the host.
-pub type WallClock = Box<dyn Fn() -> i64 + Send + Sync>;
+/// Time since the epoch, UTC, from the host.
+pub type WallClock = Box<dyn Fn() -> Duration + Send + Sync>;
 /// Sets the time until the next alarm, or `None` for no alarm.
 pub type AlarmTimer = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 /// The host's wall clock.
 pub fn host_clock() -> WallClock {
-    Box::new(|| {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_secs() as i64)
-    })
+    Box::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 struct State {
@@ -198,12 +194,16 @@ impl Rtc {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Handles a due alarm: raises the interrupt if the alarm is still enabled, and arms the next. While the clock is
-    /// paused, the alarm waits for it to resume.
+    /// The timer has gone off. If the alarm is due, raises the interrupt and arms the next. While the clock is paused,
+    /// the alarm waits for it to resume.
     pub fn alarm(&self) {
         let mut state = self.state();
-        if state.paused || state.ram[REG_B as usize] & B_ALARM == 0 {
+        if state.paused {
             return;
+        }
+        // The guest may have set another alarm since, and the host's clock may have been set.
+        if state.due.is_none_or(|due| due > self.now(&state)) {
+            return self.set_timer(&state);
         }
         state.ram[REG_C as usize] |= C_ALARM | C_IRQ;
         if let Err(error) = self.interrupt.write(1) {
@@ -213,7 +213,11 @@ impl Rtc {
     }
 
     fn now(&self, state: &State) -> i64 {
-        (self.clock)().saturating_add(state.offset)
+        self.host_seconds().saturating_add(state.offset)
+    }
+
+    fn host_seconds(&self) -> i64 {
+        (self.clock)().as_secs() as i64
     }
 
     fn arm(&self, state: &mut State) {
@@ -223,8 +227,14 @@ impl Rtc {
 
     fn set_timer(&self, state: &State) {
         let due = state.due.filter(|_| !state.paused);
-        let left = due.map(|due| due.saturating_sub(self.now(state)).clamp(0, DAY_SECONDS));
-        (self.timer)(left.map(|left| Duration::from_secs(left.unsigned_abs())));
+        let now = (self.clock)();
+        let left = due.map(|due| {
+            // On the host's clock, whose seconds begin with the guest's.
+            let due = due.saturating_sub(state.offset).max(0).unsigned_abs();
+            let left = Duration::from_secs(due).saturating_sub(now);
+            left.min(Duration::from_secs(DAY_SECONDS.unsigned_abs()))
+        });
+        (self.timer)(left);
     }
 
     fn next_alarm(&self, state: &State) -> Option<i64> {
@@ -266,7 +276,7 @@ impl Rtc {
         }
         let of_day =
             i64::from(state.decode_hour(set[HOURS as usize])) * 3600 + dec(MINUTES) * 60 + dec(SECONDS);
-        state.offset = seconds(century * 100 + dec(YEAR), month, day, of_day) - (self.clock)();
+        state.offset = seconds(century * 100 + dec(YEAR), month, day, of_day) - self.host_seconds();
     }
 
     fn read_register(&self) -> u8 {

@@ -1,6 +1,7 @@
 //! The clock and its alarm.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
@@ -12,13 +13,31 @@ const T: i64 = 1_709_210_096; // 2024-02-29 12:34:56 UTC, a Thursday
 
 type Armed = Arc<Mutex<Vec<Option<Duration>>>>;
 
+/// The host's clock, in nanoseconds.
+fn host_clock(seconds: f64) -> Arc<AtomicU64> {
+    let clock = Arc::new(AtomicU64::new(0));
+    turn(&clock, seconds);
+    clock
+}
+
+fn turn(clock: &AtomicU64, seconds: f64) {
+    let time = Duration::from_secs(T as u64) + Duration::from_secs_f64(seconds);
+    clock.store(time.as_nanos() as u64, Ordering::SeqCst);
+}
+
 fn rtc(offset: i64) -> (Rtc, Armed, EventFd) {
+    rtc_with(offset, &host_clock(0.0))
+}
+
+fn rtc_with(offset: i64, clock: &Arc<AtomicU64>) -> (Rtc, Armed, EventFd) {
+    let clock = Arc::clone(clock);
+    let clock = Box::new(move || Duration::from_nanos(clock.load(Ordering::SeqCst)));
     let armed = Armed::default();
     let log = armed.clone();
     let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
     let timer = Box::new(move |d| log.lock().unwrap().push(d));
     (
-        Rtc::new(Box::new(|| T), offset, timer, irq.try_clone().unwrap()),
+        Rtc::new(clock, offset, timer, irq.try_clone().unwrap()),
         armed,
         irq,
     )
@@ -73,7 +92,8 @@ fn a_clock_set_by_the_guest_continues_from_there() {
 
 #[test]
 fn the_alarm_fires_at_its_time_and_is_cleared_by_reading_c() {
-    let (rtc, armed, irq) = rtc(0);
+    let clock = host_clock(0.0);
+    let (rtc, armed, irq) = rtc_with(0, &clock);
     set(&rtc, HOURS_ALARM, 0x12);
     set(&rtc, MINUTES_ALARM, 0x35);
     set(&rtc, SECONDS_ALARM, 0x00);
@@ -82,6 +102,7 @@ fn the_alarm_fires_at_its_time_and_is_cleared_by_reading_c() {
         armed.lock().unwrap().last().unwrap(),
         &Some(Duration::from_secs(4))
     );
+    turn(&clock, 4.0);
     rtc.alarm();
     assert_eq!(irq.read().unwrap(), 1);
     assert_eq!(get(&rtc, REG_C), C_ALARM | C_IRQ);
@@ -107,6 +128,42 @@ fn an_alarm_earlier_in_the_day_is_tomorrows_and_an_impossible_one_never_is() {
     assert_eq!(armed.lock().unwrap().last().unwrap(), &None);
 }
 
+#[test]
+fn an_alarm_is_due_at_the_start_of_its_second() {
+    let clock = host_clock(0.9);
+    let (rtc, armed, irq) = rtc_with(-3600, &clock);
+    let last = || armed.lock().unwrap().last().unwrap().unwrap();
+    for register in [HOURS_ALARM, MINUTES_ALARM, SECONDS_ALARM] {
+        set(&rtc, register, DONT_CARE);
+    }
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    assert_eq!(last(), Duration::from_millis(100));
+    turn(&clock, 1.25);
+    rtc.alarm();
+    assert_eq!(irq.read().unwrap(), 1);
+    assert_eq!(last(), Duration::from_millis(750));
+}
+
+#[test]
+fn an_alarm_that_was_moved_as_it_rang_does_not_fire_early() {
+    let clock = host_clock(0.5);
+    let (rtc, armed, irq) = rtc_with(0, &clock);
+    for (register, value) in [(HOURS_ALARM, 0x12), (MINUTES_ALARM, 0x34), (SECONDS_ALARM, 0x57)] {
+        set(&rtc, register, value);
+    }
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    turn(&clock, 1.5);
+    set(&rtc, SECONDS_ALARM, 0x59);
+    rtc.alarm();
+    assert!(irq.read().is_err(), "the timer went off for the alarm before");
+    assert_eq!(get(&rtc, REG_C), 0);
+    let last = *armed.lock().unwrap().last().unwrap();
+    assert_eq!(last, Some(Duration::from_millis(1500)));
+    turn(&clock, 3.0);
+    rtc.alarm();
+    assert_eq!((irq.read().unwrap(), get(&rtc, REG_C)), (1, C_ALARM | C_IRQ));
+}
+
 proptest! {
     #[test]
     fn civil_dates_round_trip(t in -62_000_000_000i64..250_000_000_000) {
@@ -128,7 +185,8 @@ proptest! {
 
 #[test]
 fn an_alarm_waits_for_the_end_of_a_pause() {
-    let (rtc, armed, irq) = rtc(0);
+    let clock = host_clock(0.0);
+    let (rtc, armed, irq) = rtc_with(0, &clock);
     set(&rtc, REG_B, B_24H | B_ALARM);
     for (index, value) in [(HOURS_ALARM, 0x12), (MINUTES_ALARM, 0x34), (SECONDS_ALARM, 0x59)] {
         set(&rtc, index, value);
@@ -137,16 +195,19 @@ fn an_alarm_waits_for_the_end_of_a_pause() {
     assert_eq!(last(&armed), Some(Duration::from_secs(3)));
     rtc.pause();
     assert_eq!(last(&armed), None);
+    turn(&clock, 3.0);
     rtc.alarm();
     assert!(irq.read().is_err(), "the timer went off just before");
     let saved = rtc.save().unwrap();
 
-    let (later, armed, irq) = self::rtc(0);
+    turn(&clock, 0.0);
+    let (later, armed, irq) = rtc_with(0, &clock);
     let text = serde_json::to_string(&saved).unwrap();
     later.restore(&serde_json::from_str(&text).unwrap()).unwrap();
     assert_eq!(last(&armed), None);
     later.resume();
     assert_eq!(last(&armed), Some(Duration::from_secs(3)));
+    turn(&clock, 3.0);
     later.alarm();
     assert_eq!((irq.read().unwrap(), get(&later, REG_C)), (1, C_ALARM | C_IRQ));
 
