@@ -251,6 +251,9 @@ impl Rtc {
             (value & DONT_CARE != DONT_CARE).then_some(decoded)
         };
         let (h, m, s) = (wanted(HOURS_ALARM), wanted(MINUTES_ALARM), wanted(SECONDS_ALARM));
+        if h.is_some_and(|h| h > 23) || m.is_some_and(|m| m > 59) || s.is_some_and(|s| s > 59) {
+            return None;
+        }
         let now = self.now(state);
         // At most a day of candidates; whole hours and minutes that cannot match are stepped over.
         let mut t = now + 1;

@@ -164,6 +164,25 @@ fn an_alarm_that_was_moved_as_it_rang_does_not_fire_early() {
     assert_eq!((irq.read().unwrap(), get(&rtc, REG_C)), (1, C_ALARM | C_IRQ));
 }
 
+#[test]
+fn an_impossible_alarm_costs_nothing() {
+    let (rtc, armed, _) = rtc(0);
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    for register in [HOURS_ALARM, MINUTES_ALARM, SECONDS_ALARM] {
+        set(&rtc, register, DONT_CARE);
+    }
+    for (register, value) in [(SECONDS_ALARM, 0x7f), (MINUTES_ALARM, 0x60), (HOURS_ALARM, 0x24)] {
+        let start = std::time::Instant::now();
+        for _ in 0..5000 {
+            set(&rtc, register, value);
+        }
+        assert!(start.elapsed() < Duration::from_secs(1), "{register}");
+        assert_eq!(*armed.lock().unwrap().last().unwrap(), None);
+        set(&rtc, register, DONT_CARE);
+        assert!(armed.lock().unwrap().last().unwrap().is_some());
+    }
+}
+
 proptest! {
     #[test]
     fn civil_dates_round_trip(t in -62_000_000_000i64..250_000_000_000) {
