@@ -270,9 +270,8 @@ impl Rtc {
     }
 
     /// Stores the offset between the clock that the guest set and the host's.
-    fn adjust(&self, state: &mut State, set: [u8; 10]) {
+    fn adjust(&self, state: &mut State, set: [u8; 10], century: i64) {
         let dec = |r: u8| i64::from(state.decode(set[r as usize]));
-        let century = i64::from(state.decode(state.ram[CENTURY as usize]));
         let (month, day) = (dec(MONTH), dec(DAY));
         if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
             return;
@@ -315,7 +314,8 @@ impl Rtc {
                 if state.frozen.is_some() {
                     state.frozen = Some(set)
                 } else {
-                    self.adjust(&mut state, set);
+                    // The century's register is kept only while the clock is halted.
+                    self.adjust(&mut state, set, now.year.div_euclid(100));
                     self.arm(&mut state);
                 }
             }
@@ -329,7 +329,8 @@ impl Rtc {
                 } else if value & B_SET == 0
                     && let Some(set) = state.frozen.take()
                 {
-                    self.adjust(&mut state, set);
+                    let century = state.decode(state.ram[CENTURY as usize]);
+                    self.adjust(&mut state, set, century.into());
                 }
                 state.ram[REG_B as usize] = value;
                 self.arm(&mut state);

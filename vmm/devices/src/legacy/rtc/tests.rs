@@ -183,6 +183,14 @@ fn an_impossible_alarm_costs_nothing() {
     }
 }
 
+#[test]
+fn a_time_that_is_set_while_the_clock_runs_keeps_the_century() {
+    let (rtc, _, _) = rtc(0);
+    set(&rtc, HOURS, 0x13);
+    let read = [CENTURY, YEAR, MONTH, DAY, HOURS, MINUTES].map(|i| get(&rtc, i));
+    assert_eq!(read, [0x20, 0x24, 0x02, 0x29, 0x13, 0x34]);
+}
+
 proptest! {
     #[test]
     fn civil_dates_round_trip(t in -62_000_000_000i64..250_000_000_000) {
