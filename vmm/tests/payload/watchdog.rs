@@ -22,9 +22,41 @@ fn kernel() -> Vec<u8> {
     elf(&[print("up"), start, halt()].concat(), false)
 }
 
+/// A guest that prints, and starts the watchdog with the shortest stages whenever it is off.
+fn restless() -> Vec<u8> {
+    let unlock = [
+        0xc7, 0x46, 0x0c, 0x80, 0, 0, 0, // mov dword [rsi + 0xc], 0x80
+        0xc7, 0x46, 0x0c, 0x86, 0, 0, 0, // mov dword [rsi + 0xc], 0x86
+    ];
+    let preload = |stage: u8| {
+        let zero = [0xc7, 0x46, 4 * stage, 0, 0, 0, 0]; // mov dword [rsi + 4 * stage], 0
+        [&unlock[..], &zero].concat()
+    };
+    let poll = [
+        0xec, // in al, dx: the lock register, which is 0 when the watchdog has bitten
+        0x84, 0xc0, // test al, al
+        0x75, 0xfb, // jnz to the in
+    ];
+    let start = pci_config(SLOT, 0x68, 2);
+    let mut again = [preload(0), preload(1), start, poll.to_vec()].concat();
+    let back = -(again.len() as i32 + 5);
+    again.push(0xe9); // jmp to the first preload
+    again.extend(back.to_le_bytes());
+    // The BAR goes to 0xd0000000.
+    let bar = (0x10..).zip([0, 0, 0, 0xd0, 0, 0, 0, 0]);
+    let bar: Vec<_> = bar.flat_map(|(at, byte)| pci_config(SLOT, at, byte)).collect();
+    let address = [0xbe, 0, 0, 0, 0xd0]; // mov esi, 0xd0000000
+    let setup = [print("up"), bar, pci_config(SLOT, 4, 2), address.to_vec()].concat();
+    elf(&[setup, again].concat(), false)
+}
+
 async fn start(action: Action) -> (Rig, Streaming<pb::Event>) {
+    start_with(action, &kernel()).await
+}
+
+async fn start_with(action: Action, kernel: &[u8]) -> (Rig, Streaming<pb::Event>) {
     let mut rig = Rig::start().await;
-    let mut config = rig.config(&kernel()).await;
+    let mut config = rig.config(kernel).await;
     config.watchdog = Some(pb::Watchdog {
         action: action.into(),
     });
@@ -86,6 +118,23 @@ async fn it_presses_the_power_button() {
     // This guest does not react.
     let info = rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.state(), info.boots), (State::Running, 1));
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn it_presses_the_power_button_at_most_once_a_second() {
+    let (mut rig, mut events) = start_with(Action::Shutdown, &restless()).await;
+    assert_eq!(next(&mut events).await, bite(Action::Shutdown));
+    let first = Instant::now();
+    let mut bites = 0;
+    while first.elapsed() < Duration::from_millis(2500) {
+        if let Ok(event) = tokio::time::timeout(Duration::from_millis(100), next(&mut events)).await {
+            assert_eq!(event, bite(Action::Shutdown));
+            bites += 1;
+        }
+    }
+    assert!((1..=5).contains(&bites), "{bites}");
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
 }

@@ -83,6 +83,8 @@ struct Vm {
     boots: u64,
     /// Until then a power-off of the guest resets the machine.
     reboot_until: Option<Instant>,
+    /// Time at which the watchdog pressed the power button last.
+    watchdog_pressed: Option<Instant>,
 }
 
 /// A VM that has ended, without its machine.
@@ -155,6 +157,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         booted_from: String::new(),
         boots: 0,
         reboot_until: None,
+        watchdog_pressed: None,
     };
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new()

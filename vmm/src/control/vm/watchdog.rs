@@ -1,5 +1,7 @@
 //! The action of a watchdog whose timer has run out.
 
+use std::time::{Duration, Instant};
+
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason};
@@ -7,11 +9,22 @@ use tonic::Status;
 
 use super::{Vm, VmExit};
 
+/// Time after a press of the power button in which the watchdog has no effect. A guest may have it run out hundreds of
+/// times a second, and the stream of a monitor that falls behind with the events ends.
+const PRESS_PAUSE: Duration = Duration::from_secs(1);
+
 impl Vm {
     /// Carries out the watchdog's action if the guest has let the timer run out.
     pub(super) fn watchdog_due(&mut self) -> Option<VmExit> {
         let running = self.running.as_ref()?;
         let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
+        if action == WatchdogAction::Shutdown {
+            let now = Instant::now();
+            if self.watchdog_pressed.is_some_and(|at| now < at + PRESS_PAUSE) {
+                return None;
+            }
+            self.watchdog_pressed = Some(now);
+        }
         tracing::warn!(action = action.as_str_name(), "the guest's watchdog ran out");
         self.events.emit(Kind::Watchdog(pb::event::WatchdogBite {
             action: action.into(),
