@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use husk_devices::GuestMem;
 use husk_proto::fds::FdReceiver;
@@ -32,6 +33,9 @@ pub struct SavedVm {
     version: u32,
     /// Origin of the kernel, for people.
     pub booted_from: String,
+    /// Time that the VM runs in which a power-off of the guest resets the machine, if it was asked to reboot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_reboot_left: Option<Duration>,
     /// The machine.
     pub machine: SavedMachine,
 }
@@ -44,11 +48,16 @@ struct Versioned {
 
 impl SavedVm {
     /// The state of a VM whose machine was saved.
-    pub(super) fn new(booted_from: String, machine: SavedMachine) -> Self {
+    pub(super) fn new(
+        booted_from: String,
+        soft_reboot_left: Option<Duration>,
+        machine: SavedMachine,
+    ) -> Self {
         let version = VERSION;
         Self {
             version,
             booted_from,
+            soft_reboot_left,
             machine,
         }
     }
@@ -205,6 +214,7 @@ mod tests {
     fn a_document_of_version_1_is_read() {
         let saved = SavedVm::parse(include_bytes!("fixtures/state-1.json")).unwrap();
         assert_eq!(saved.booted_from, "given kernel");
+        assert_eq!(saved.soft_reboot_left, None);
         let SavedMachine {
             description,
             vcpus,

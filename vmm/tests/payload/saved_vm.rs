@@ -11,7 +11,7 @@ use husk_vmm::layout::GENERATION_ID;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 
-use super::guest::elf;
+use super::guest::{elf, halt, power_off, print};
 use super::rig::{self, Rig};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -201,6 +201,48 @@ async fn a_saved_guest_goes_on_in_other_processes_and_in_its_own() {
         clone.client.reset(pb::ResetRequest {}).await.unwrap();
         clone.read_console(40).await;
         clone.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(clone.wait().await.code(), Some(0));
+    }
+}
+
+/// A guest that prints, and powers off when it gets a byte.
+fn power_off_at_input() -> Vec<u8> {
+    let wait = [
+        0x66, 0xba, 0xfd, 0x03, // mov dx, 0x3fd
+        0xec, // in al, dx
+        0xa8, 0x01, // test al, 1
+        0x74, 0xfb, // jz to the in
+    ];
+    elf(&[print("up"), wait.to_vec(), power_off(), halt()].concat(), false)
+}
+
+#[tokio::test]
+async fn a_soft_reboot_goes_on_in_another_process() {
+    for reboot in [true, false] {
+        let mut source = Rig::start().await;
+        source.run(&power_off_at_input()).await;
+        source.read_console(2).await;
+        let press = pb::ShutdownRequest { reboot };
+        source.client.shutdown(press).await.unwrap();
+        source.client.pause(reason(PauseReason::Snapshot)).await.unwrap();
+        let first = Saved::empty();
+        first.save(&mut source).await.unwrap();
+
+        // It stays paused, and is saved once more.
+        let mut middle = first.created().await.unwrap();
+        let paused = pb::BootRequest { paused: true };
+        middle.client.boot(paused).await.unwrap();
+        let second = Saved::empty();
+        second.save(&mut middle).await.unwrap();
+        let mut clone = second.created().await.unwrap();
+        clone.boot().await.unwrap();
+        clone.console.write_all(b"x").unwrap();
+        if reboot {
+            // The kernel of the new process's configuration.
+            clone.read_console(3).await;
+            assert_eq!(state(&mut clone).await.boots, 2);
+            clone.client.stop(pb::StopRequest {}).await.unwrap();
+        }
         assert_eq!(clone.wait().await.code(), Some(0));
     }
 }

@@ -8,7 +8,7 @@ use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason, State};
 use husk_seccomp::{ThreadRole, install};
 
-use super::{Message, Vm, VmExit};
+use super::{Message, SoftReboot, Vm, VmExit};
 use crate::boot::{BootError, LoadedKernel};
 use crate::control::service::VmmCommand;
 
@@ -70,7 +70,7 @@ impl Vm {
 
     /// Resets the machine and boots it again. Returns the exit if that ends the VM.
     pub(super) fn reset(&mut self, cause: &str) -> Option<VmExit> {
-        self.reboot_until = None;
+        self.soft_reboot = SoftReboot::No;
         if self.stop_precopy() {
             tracing::info!("the reset ends the copying of memory");
         }

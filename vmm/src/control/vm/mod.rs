@@ -7,11 +7,12 @@ mod exit;
 mod mailbox;
 mod pause;
 mod precopy;
+mod reboot;
 mod saved;
 mod watchdog;
 
 use std::sync::{Arc, Weak, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use husk_devices::legacy::MachineEvent;
 use husk_proto::vmm::v1::event::Event as Kind;
@@ -40,9 +41,7 @@ use mailbox::Mailbox;
 pub(super) use mailbox::Message;
 use pause::PauseReasons;
 use precopy::Precopy;
-
-/// Time after a soft reboot in which a power-off of the guest resets the machine.
-const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
+use reboot::SoftReboot;
 
 struct RunningVm {
     machine: Machine,
@@ -81,8 +80,7 @@ struct Vm {
     precopy: Option<Precopy>,
     booted_from: String,
     boots: u64,
-    /// Until then a power-off of the guest resets the machine.
-    reboot_until: Option<Instant>,
+    soft_reboot: SoftReboot,
     /// Time at which the watchdog pressed the power button last.
     watchdog_pressed: Option<Instant>,
 }
@@ -156,7 +154,7 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
         precopy: None,
         booted_from: String::new(),
         boots: 0,
-        reboot_until: None,
+        soft_reboot: SoftReboot::No,
         watchdog_pressed: None,
     };
     let (end, ended) = oneshot::channel();
@@ -241,6 +239,10 @@ impl Vm {
     fn set_state(&mut self, state: State) {
         if self.state != state {
             self.state = state;
+            match state {
+                State::Running => self.soft_reboot.resume(Instant::now()),
+                _ => self.soft_reboot.pause(Instant::now()),
+            }
             self.events.emit(Kind::State(state.into()));
         }
     }
@@ -353,14 +355,19 @@ impl Vm {
             input_wanted: input_wanted.try_clone()?,
         };
         let callbacks = self.callbacks.clone();
+        let mut soft_reboot = SoftReboot::No;
         let (machine, restored) = match saved {
             None => (Machine::new(&host, config, callbacks, serial_events), None),
             Some((
                 SavedVm {
-                    booted_from, machine, ..
+                    booted_from,
+                    soft_reboot_left,
+                    machine,
+                    ..
                 },
                 memory,
             )) => {
+                soft_reboot = SoftReboot::restored(soft_reboot_left);
                 let from = (machine, memory);
                 let restored = Machine::restore(&host, config, from, callbacks, serial_events);
                 (restored, Some(booted_from))
@@ -387,6 +394,7 @@ impl Vm {
             watchdog,
             restored,
         });
+        self.soft_reboot = soft_reboot;
         self.set_state(State::Created);
         Ok(())
     }
@@ -398,14 +406,20 @@ impl Vm {
             (_, state) => return Err(wrong_state(state)),
         };
         pressed.map_err(failed)?;
-        self.reboot_until = reboot.then(|| Instant::now() + SOFT_REBOOT_WITHIN);
+        self.soft_reboot = match reboot {
+            true => SoftReboot::pressed(),
+            false => SoftReboot::No,
+        };
+        if self.state == State::Running {
+            self.soft_reboot.resume(Instant::now());
+        }
         Ok(())
     }
 
     fn guest_powered_off(&mut self) -> Option<VmExit> {
-        match self.reboot_until {
-            Some(until) if Instant::now() < until => self.reset("soft reboot"),
-            _ => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
+        match self.soft_reboot.left(Instant::now()) {
+            Some(_) => self.reset("soft reboot"),
+            None => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Instant;
 
 use husk_proto::vmm::v1::{PauseReason, State};
 use tonic::Status;
@@ -29,11 +30,13 @@ impl Vm {
             false => None,
         };
         let booted_from = self.booted_from.clone();
+        let soft_reboot_left = self.soft_reboot.left(Instant::now());
         let machine = self.machine_mut()?;
         let saved = machine.save();
         let saved = saved.map_err(|e| Status::failed_precondition(error_chain(&e)))?;
         let memory = machine.memory().clone();
-        let document = serde_json::to_vec(&SavedVm::new(booted_from, saved)).map_err(failed)?;
+        let saved = SavedVm::new(booted_from, soft_reboot_left, saved);
+        let document = serde_json::to_vec(&saved).map_err(failed)?;
         let saving = Arc::new(());
         self.saving = Arc::downgrade(&saving);
         Ok(CapturedVm {
