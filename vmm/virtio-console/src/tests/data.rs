@@ -158,6 +158,26 @@ fn the_last_bytes_of_a_host_arrive_before_its_end() {
 }
 
 #[test]
+fn the_last_bytes_of_a_host_arrive_though_it_takes_none() {
+    let mut guest = Guest::open(1);
+    // Two buffers, for three of bytes.
+    let queues = guest.console.quiesce().unwrap();
+    guest.queues[4].set_available(2);
+    let bytes = pattern(3 * BUFFER as usize, 9);
+    guest.hosts[0].write_all(&bytes).unwrap();
+    drop(guest.hosts.remove(0));
+    guest.activate(queues, MULTIPORT);
+    for _ in 0..2 {
+        guest.transmit(1, b"for nobody");
+        guest.queues[5].wait();
+    }
+    guest.queues[4].set_available(SIZE);
+    guest.queues[4].kick();
+    assert!(received(&mut guest, 1, bytes.len()) == bytes);
+    guest.expect(&[message(1, PORT_OPEN, 0)]);
+}
+
+#[test]
 fn a_host_that_sends_no_more_counts_as_closed() {
     let mut guest = Guest::open(1);
     guest.hosts[0].shutdown(Shutdown::Write).unwrap();
