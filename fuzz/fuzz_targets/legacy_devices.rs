@@ -92,7 +92,7 @@ impl Rig {
         let sink: EventSink = Arc::new(move |event| log.lock().expect("no panic").push(event));
         let serial = Arc::new(SerialPort::new(event(), event(), event()));
         let rtc = Arc::new(Rtc::new(
-            Box::new(move || time.load(Ordering::Relaxed)),
+            Box::new(move || Duration::from_secs(time.load(Ordering::Relaxed).unsigned_abs())),
             0,
             Box::new(move |due| *armed.lock().expect("no panic") = due),
             event(),

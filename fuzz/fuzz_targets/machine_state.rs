@@ -5,6 +5,7 @@
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use husk_devices::component::{Component, ComponentError, ComponentStates, Components, Stage};
@@ -104,7 +105,12 @@ impl Parts {
         parts.add(Stage::Bus, "pci", root.clone(), true);
         let hotplug = PciHotplug::new(root, || (), |_, _| ());
         parts.add(Stage::Platform, "pci-hotplug", Arc::new(hotplug), true);
-        let clock = Rtc::new(Box::new(|| 1_709_210_096), 0, Box::new(|_| ()), event());
+        let clock = Rtc::new(
+            Box::new(|| Duration::from_secs(1_709_210_096)),
+            0,
+            Box::new(|_| ()),
+            event(),
+        );
         parts.add(Stage::Platform, "rtc", Arc::new(clock), true);
         let serial = SerialPort::new(event(), event(), event());
         parts.add(Stage::Platform, "serial", Arc::new(serial), true);
