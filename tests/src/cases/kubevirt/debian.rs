@@ -33,13 +33,15 @@ const BOOT: Duration = Duration::from_secs(600);
 fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     let image = images::disk("debian-13-cloud")?;
+    // A controller that has not seen the class yet binds its claims at once.
+    c.apply(&[storage_class()])?;
     c.on_node(&format!(
         "mkdir -p {DATA} && cp --sparse=always {} {DATA}/disk.img && chown -R 107:107 {DATA}",
         image.display()
     ))?;
     let (key, public) = new_key(ctx, "key")?;
     let [volume, claim] = local_volume(VM, "Filesystem", (DATA, "3Gi"), &c.node()?);
-    c.apply(&[storage_class(), waiting(volume), waiting(claim)])?;
+    c.apply(&[waiting(volume), waiting(claim)])?;
     ctx.part("a claim waits for its VM", || {
         // The controller binds other claims within this time.
         std::thread::sleep(Duration::from_secs(3));
