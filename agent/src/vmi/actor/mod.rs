@@ -3,6 +3,8 @@
 //! Each round compares the present object with the present VM. An actor's memory is not persistent: after a restart of
 //! the agent it calls SyncVmi once more and may repeat an event.
 
+mod reports;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +17,10 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::attachment::{Attachment, PodsDir};
-use super::awaited::{AwaitedVolume, AwaitedVolumes, VolumeOfPod};
+use super::awaited::AwaitedVolumes;
 use super::foreign::ForeignEntry;
 use super::guest_panics::GuestPanics;
 use super::object::{self, Vmi};
@@ -431,42 +433,6 @@ impl VmiActor {
         self.retry = (self.retry * 2).min(LAST_RETRY);
     }
 
-    /// Sends the events of volumes that were removed although their last flush failed. The shim reports that once.
-    async fn report_lost_writes(&mut self, answer: &SyncVmiResponse) {
-        let Some(vmi) = self.vmi() else {
-            return;
-        };
-        for volume in answer
-            .volumes
-            .iter()
-            .filter(|volume| volume.reason == "FlushFailed")
-        {
-            let message = format!("volume {:?}: {}", volume.name, volume.message);
-            self.events
-                .send(&vmi, Kind::Warning, "HotplugFailed", &message)
-                .await;
-        }
-    }
-
-    /// Sends the events of volumes whose data is missing for too long.
-    async fn report_awaited(&mut self, awaited: &[AwaitedVolume], unseen: &[VolumeOfPod]) {
-        let messages = self.awaited.update(awaited, unseen, Instant::now());
-        let Some(vmi) = self.vmi() else {
-            return;
-        };
-        for message in messages {
-            warn!(
-                vmi = vmi.name(),
-                namespace = vmi.namespace(),
-                message,
-                "a volume is not on the node"
-            );
-            self.events
-                .send(&vmi, Kind::Warning, "VolumeNotReady", &message)
-                .await;
-        }
-    }
-
     /// Writes the status if it is not up to date. `Err` has the time after which to look again.
     async fn write(&mut self, vmi: &Arc<Vmi>, state: &PodState) -> Result<(), Duration> {
         let observed = Observed {
@@ -503,103 +469,6 @@ impl VmiActor {
                 warn!(vmi = name, "the API server does not answer");
                 Err(FIRST_RETRY)
             }
-        }
-    }
-
-    /// Sends the events of volumes whose entries virt-controller has removed from the status.
-    async fn report_unplugged(&mut self, vmi: &Vmi) {
-        let plugged = vmi.plugged();
-        for name in std::mem::replace(&mut self.plugged, plugged) {
-            if !self.plugged.contains(&name) {
-                let message = format!("Volume {name} has been unplugged");
-                self.events
-                    .send(vmi, Kind::Normal, "VolumeUnplugged", &message)
-                    .await;
-            }
-        }
-    }
-
-    /// Counts the panics of the guest, and sends an event of each, with KubeVirt's words for a panic without details,
-    /// which pvpanic has none of. A VM that runs may have had events of an agent before this one.
-    async fn report_panics(&mut self, vmi: &Vmi, state: &PodState) {
-        let (panics, before) = match state {
-            PodState::Running(status) => (status.panics, self.panics.unwrap_or(status.panics)),
-            PodState::Ended(status) => (status.panics, self.panics.unwrap_or(0)),
-            _ => return,
-        };
-        self.panics = Some(panics);
-        if panics > before {
-            self.guest_panics.add(vmi, panics - before);
-            let message = "GuestPanicked (details unavailable)";
-            self.events
-                .send(vmi, Kind::Warning, "GuestPanicked", message)
-                .await;
-        }
-    }
-
-    /// Sends an event of each I/O error that pauses the VM. A retry that fails is another.
-    async fn report_io_error(&mut self, vmi: &Vmi, state: &PodState) {
-        let error = match state {
-            PodState::Running(status) if status.paused && status.reason == "PausedIOError" => {
-                Some(status.message.clone())
-            }
-            _ => None,
-        };
-        if error == self.io_error {
-            return;
-        }
-        self.io_error = error;
-        if let Some(message) = &self.io_error {
-            self.events.send(vmi, Kind::Warning, "IOerror", message).await;
-        }
-    }
-
-    /// Sends the events of changes of volumes, access credentials and phases.
-    async fn report(&self, old: &Vmi, new: &Vmi) {
-        for (reason, message) in status::volume_events(old.status(), new.status()) {
-            self.events.send(new, Kind::Normal, &reason, &message).await;
-        }
-        match status::credentials_event(old.status(), new.status()) {
-            Some((true, _)) => {
-                let (reason, message) = (
-                    "AccessCredentialsSyncSuccess",
-                    "Access credentials sync successful.",
-                );
-                self.events.send(new, Kind::Normal, reason, message).await;
-            }
-            Some((false, error)) => {
-                let message = format!("Access credentials sync failed: {error}");
-                self.events
-                    .send(new, Kind::Warning, "AccessCredentialsSyncFailed", &message)
-                    .await;
-            }
-            None => {}
-        }
-        let (before, after) = (old.phase(), new.phase());
-        if before == after {
-            return;
-        }
-        info!(
-            vmi = new.name(),
-            namespace = new.namespace(),
-            phase = after,
-            "phase"
-        );
-        let events: &[(Kind, &str, &str)] = match after {
-            "Running" if self.started => &[
-                (Kind::Normal, "Created", "VirtualMachineInstance defined."),
-                (Kind::Normal, "Started", "VirtualMachineInstance started."),
-            ],
-            "Succeeded" => &[(
-                Kind::Normal,
-                "Stopped",
-                "The VirtualMachineInstance was shut down.",
-            )],
-            "Failed" => &[(Kind::Warning, "Stopped", "The VirtualMachineInstance crashed.")],
-            _ => &[],
-        };
-        for (kind, reason, message) in events {
-            self.events.send(new, *kind, reason, message).await;
         }
     }
 }
