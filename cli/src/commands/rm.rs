@@ -87,20 +87,14 @@ fn is_supervised(name: &VmRef) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::machine::test_manifests;
 
     #[test]
     fn the_command_that_deletes_a_vm_of_the_store_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let vmi = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": "demo"},
-            "spec": {"domain": {"devices": {}}},
-        });
+        let vmi = test_manifests::vmi("demo");
         machine.objects.apply(&vmi).unwrap();
         for (name, command) in [
             ("demo", "`husk delete vmi demo`"),

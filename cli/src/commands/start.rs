@@ -140,21 +140,15 @@ fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
 
     /// A store with the VM `demo`.
     fn machine(strategy: &str) -> (tempfile::TempDir, Machine) {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let vm = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
-            "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
-        });
+        let vm = test_manifests::vm("demo", strategy);
         machine.objects.apply(&vm).unwrap();
         (folder, machine)
     }

@@ -84,16 +84,16 @@ fn stop(
     }
 }
 
-/// The VM that is to be asked to stop, besides systemd: one of `husk run` that has the name of this VM of the store, or
-/// this one if the grace period is not that of its manifest, which systemd gives it.
+/// The VM to which `stop` itself sends a request: another VM of this name, which `husk run` started; or the VM of the
+/// store if the command line sets the grace period, because systemd uses that of the manifest.
 fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Option<VmDir> {
     let found = runtime.find(&name.namespace, &name.name).ok()?;
     let by_systemd = found.monitor_pid().is_none_or(|pid| unit.is(pid));
     (!by_systemd || !matches!(mode, StopMode::Graceful(None))).then_some(found)
 }
 
-/// Begins to shut a VM of the store down, so that it does not start again, and returns its unit. None if systemd does not
-/// run it: then it is not of the store, or `husk run` started it.
+/// Stops and disables the unit of a VM of the store, and returns the unit. `None` if systemd does not run a VM of this
+/// name.
 fn begin(
     machine: &Machine,
     systemd: Option<Systemd>,
@@ -134,22 +134,16 @@ fn begin(
 mod tests {
     use std::fs;
 
-    use serde_json::json;
-
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
 
     #[test]
     fn a_vm_whose_file_is_damaged_stops_as_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
         let [a, b] = ["a", "b"].map(|name| {
-            let vm = json!({
-                "apiVersion": "kubevirt.io/v1",
-                "kind": "VirtualMachine",
-                "metadata": {"name": name},
-                "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
-            });
+            let vm = test_manifests::vm(name, "Always");
             machine.objects.apply(&vm).unwrap().object.key
         });
         fs::write(machine.objects.file(&b), "kind:").unwrap();
@@ -181,12 +175,7 @@ mod tests {
     fn a_vm_of_a_machine_without_the_unit_file_is_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let vmi = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": "demo"},
-            "spec": {"domain": {"devices": {}}},
-        });
+        let vmi = test_manifests::vmi("demo");
         let name = vm::name(&machine.objects.apply(&vmi).unwrap().object.key);
         let systemd = FakeSystemd {
             lacks_unit_file: true,

@@ -394,15 +394,7 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn data_volume(name: &str, source: &Value) -> Value {
-        json!({
-            "apiVersion": "cdi.kubevirt.io/v1beta1",
-            "kind": "DataVolume",
-            "metadata": {"name": name},
-            "spec": {"source": source, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
-        })
-    }
+    use crate::machine::test_manifests;
 
     #[test]
     fn a_volume_that_is_deleted_while_it_is_filled_leaves_no_claim() {
@@ -417,7 +409,7 @@ mod tests {
             json!({"pvc": {"namespace": "default", "name": "source"}}),
             json!({"http": {"url": "http://127.0.0.1:1/disk.img"}}),
         ] {
-            let manifest = data_volume("data", &source);
+            let manifest = test_manifests::data_volume("data", &source);
             let key = machine.objects.apply(&manifest).unwrap().object.key;
             let objects = machine.objects.read().unwrap();
             let import = || {
@@ -444,7 +436,7 @@ mod tests {
             let source = json!({"http": {"url": format!("http://127.0.0.1:1/{file}")}});
             machine
                 .objects
-                .apply(&data_volume("data", &source))
+                .apply(&test_manifests::data_volume("data", &source))
                 .unwrap()
                 .object
         };
@@ -467,7 +459,7 @@ mod tests {
     fn the_claim_of_another_volume_stays() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let manifest = data_volume("data", &json!({"blank": {}}));
+        let manifest = test_manifests::data_volume("data", &json!({"blank": {}}));
         let old = machine.objects.apply(&manifest).unwrap().object;
         machine.objects.remove(&old.key).unwrap();
         machine.objects.apply(&manifest).unwrap();
@@ -481,7 +473,7 @@ mod tests {
     fn a_vm_that_was_deleted_gets_no_volumes() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let mut template = data_volume("demo-root", &json!({"blank": {}}));
+        let mut template = test_manifests::data_volume("demo-root", &json!({"blank": {}}));
         template
             .as_object_mut()
             .unwrap()

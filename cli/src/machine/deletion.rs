@@ -270,6 +270,7 @@ mod tests {
 
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
 
     fn machine() -> (tempfile::TempDir, Machine) {
         let folder = tempfile::tempdir().unwrap();
@@ -347,12 +348,7 @@ mod tests {
     #[test]
     fn a_vm_that_was_enabled_meanwhile_leaves_no_enabled_unit() {
         let (_folder, machine) = machine();
-        let vmi = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": "demo"},
-            "spec": {"domain": {"devices": {}}},
-        });
+        let vmi = test_manifests::vmi("demo");
         let key = machine.objects.apply(&vmi).unwrap().object.key;
         let systemd = FakeSystemd {
             units: [("husk@default:demo.service".to_owned(), "inactive")].into(),
@@ -368,12 +364,7 @@ mod tests {
     #[test]
     fn a_vm_of_a_machine_without_the_unit_file_is_deleted() {
         let (_folder, machine) = machine();
-        let vm = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
-            "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
-        });
+        let vm = test_manifests::vm("demo", "Always");
         let key = machine.objects.apply(&vm).unwrap().object.key;
         let systemd = FakeSystemd {
             lacks_unit_file: true,

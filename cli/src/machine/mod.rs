@@ -19,6 +19,8 @@ mod object_files;
 pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod systemd;
+#[cfg(test)]
+pub(crate) mod test_manifests;
 pub(crate) mod unit;
 pub(crate) mod vm;
 

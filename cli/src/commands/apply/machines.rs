@@ -303,6 +303,7 @@ fn pending(done: &SyncVmiResponse, changed: bool) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
     use husk_claims::NewClaim;
     use husk_proto::shim::v1::{InterfaceStatus, VolumeStatus};
     use husk_vmi::objects::read_objects;
@@ -326,12 +327,7 @@ mod tests {
     }
 
     fn vm(strategy: &str) -> Value {
-        json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
-            "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
-        })
+        test_manifests::vm("demo", strategy)
     }
 
     #[test]

@@ -227,10 +227,9 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
 
     #[test]
     fn a_vm_between_its_end_and_its_next_start_is_waited_for() {
@@ -280,12 +279,7 @@ mod tests {
     fn a_vm_whose_deletion_was_cut_off_has_stopped_too() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let vmi = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": "demo"},
-            "spec": {"domain": {"devices": {}}},
-        });
+        let vmi = test_manifests::vmi("demo");
         let key = machine.objects.apply(&vmi).unwrap().object.key;
         machine.objects.begin_deletion(&key).unwrap();
         let waits = Waits {

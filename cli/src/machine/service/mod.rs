@@ -406,6 +406,7 @@ mod tests {
 
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;
+    use crate::machine::test_manifests;
 
     /// The manifest of a VM without data for its volume.
     fn manifest(strategy: &str) -> Value {
@@ -446,12 +447,7 @@ mod tests {
         let service = service(folder.path());
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
         assert_eq!(prepared(&service), "ends");
-        let vm = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
-            "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
-        });
+        let vm = test_manifests::vm("demo", "Always");
         let key = service.machine.objects.apply(&vm).unwrap().object.key;
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Always));
         let file = service.machine.objects.file(&key);

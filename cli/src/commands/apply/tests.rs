@@ -1,0 +1,225 @@
+use husk_vmi::objects::read_objects;
+use serde_json::json;
+
+use super::*;
+use crate::machine::fake_systemd::FakeSystemd;
+use crate::machine::test_manifests;
+
+fn given(objects: &[Value]) -> Vec<Given> {
+    let objects = objects.iter().map(ToString::to_string);
+    let objects = objects.flat_map(|text| read_objects(&text).unwrap());
+    let given = objects.map(|object| Given {
+        prefix: "vm.yaml: ".to_owned(),
+        object,
+    });
+    given.collect()
+}
+
+fn claim_manifest(name: &str, source: Option<&str>) -> Value {
+    let mut claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Mi"}},
+        },
+    });
+    if let Some(name) = source {
+        claim["spec"]["dataSource"] = json!({"kind": "PersistentVolumeClaim", "name": name});
+    }
+    claim
+}
+
+fn data_volume(name: &str) -> Value {
+    test_manifests::data_volume(name, &json!({"blank": {}}))
+}
+
+/// A VM with the volume `volume`.
+fn vm(name: &str, volume: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {
+            "runStrategy": "Always",
+            "template": {"spec": {
+                "domain": {
+                    "memory": {"guest": "64Mi"},
+                    "devices": {"disks": [{"name": "data", "disk": {"bus": "scsi"}}]},
+                },
+                "volumes": [{"name": "data", "dataVolume": {"name": volume, "hotpluggable": true}}],
+            }},
+        },
+    })
+}
+
+/// Applies objects without waiting. Returns what systemd was asked to change, too.
+fn started(
+    machine: &Machine,
+    objects: &[Value],
+    systemd: FakeSystemd,
+    runtime: &RuntimeDir,
+) -> (Result<(), Failure>, Vec<String>) {
+    let given = given(objects);
+    let vms = checked_vms(machine, &given).unwrap();
+    let applied = apply_objects(machine, &given).unwrap();
+    let args = Args {
+        files: Vec::new(),
+        namespace: None,
+        no_wait: true,
+    };
+    let started = start(&args, machine, systemd.install(), runtime, &applied, &vms);
+    (started, FakeSystemd::changes())
+}
+
+#[test]
+fn copies_of_claims_come_after_their_sources() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let claim = claim_manifest;
+    let objects = [
+        claim("second", Some("first")),
+        claim("first", Some("source")),
+        claim("source", None),
+    ];
+    apply_claims(&machine, &given(&objects)).unwrap();
+    assert_eq!(machine.claims.list().unwrap().len(), 3);
+
+    for source in ["none", "circle", "copy"] {
+        let objects = [claim("copy", Some(source)), claim("circle", Some("copy"))];
+        let Err(Failure::Runtime(text)) = apply_claims(&machine, &given(&objects)) else {
+            panic!("{source} was copied");
+        };
+        let expected = format!("vm.yaml: persistentvolumeclaim/copy: no volume {source}: ");
+        assert!(text.starts_with(&expected), "{text}");
+    }
+}
+
+#[test]
+fn the_names_of_all_units_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let of_vm = "v".repeat(MAX_UNIT - "husk@default:.service".len());
+    let of_import = "i".repeat(MAX_UNIT - "husk-import@default:.service".len());
+    let named = |name: &str, volume: &str| {
+        let mut vm = vm(name, volume);
+        vm["spec"]["dataVolumeTemplates"] = json!([data_volume(volume)]);
+        vm
+    };
+    let objects = [
+        named(&of_vm, &of_import),
+        data_volume(&format!("{}j", &of_import[1..])),
+    ];
+    checked_vms(&machine, &given(&objects)).unwrap();
+    for (object, field) in [
+        (named(&format!("{of_vm}v"), "data"), "metadata.name"),
+        (data_volume(&format!("{of_import}i")), "metadata.name"),
+        (
+            named("demo", &format!("{of_import}i")),
+            "spec.dataVolumeTemplates[0].metadata.name",
+        ),
+    ] {
+        let Err(Failure::Manifest(lines)) = checked_vms(&machine, &given(&[object])) else {
+            panic!("{field} fits");
+        };
+        let expected = format!("vm.yaml: {field}: it is too long, together with the namespace");
+        assert_eq!(lines, [expected]);
+    }
+}
+
+#[test]
+fn the_import_of_a_changed_volume_starts_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let runtime = RuntimeDir::at(folder.path().join("run"));
+    let unit = "husk-import@default:data.service";
+    let changes = |object: &Value| {
+        let systemd = FakeSystemd {
+            units: [(unit.to_owned(), "active")].into(),
+            ..FakeSystemd::default()
+        };
+        let (done, changes) = started(&machine, std::slice::from_ref(object), systemd, &runtime);
+        done.unwrap();
+        changes
+    };
+    let start = format!(
+        "{unit} {} import-volume default:data",
+        unit::program().unwrap().display()
+    );
+    let mut object = data_volume("data");
+    assert_eq!(changes(&object), [start.as_str()]);
+    assert_eq!(changes(&object), [start.as_str()]);
+    object["metadata"]["labels"] = json!({"a": "b"});
+    assert_eq!(changes(&object), [start.as_str()]);
+    object["spec"]["source"] = json!({"http": {"url": "http://127.0.0.1:1/disk.img"}});
+    assert_eq!(changes(&object), [format!("stop {unit}"), start]);
+    machine
+        .claims
+        .create(&husk_claims::NewClaim::new("default", "data", 1 << 20))
+        .unwrap();
+    object["spec"]["source"] = json!({"blank": {}});
+    assert_eq!(changes(&object), [""; 0]);
+}
+
+#[test]
+fn vms_start_also_if_an_import_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let runtime = RuntimeDir::at(folder.path().join("run"));
+    let systemd = FakeSystemd {
+        fails: Some("systemd-run"),
+        ..FakeSystemd::default()
+    };
+    let objects = [data_volume("data"), vm("demo", "data")];
+    let (done, changes) = started(&machine, &objects, systemd, &runtime);
+    assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
+    assert_eq!(
+        changes.last().map(String::as_str),
+        Some("start husk@default:demo.service"),
+        "{changes:?}"
+    );
+}
+
+#[test]
+fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let runtime = RuntimeDir::at(folder.path().join("run"));
+    let _runs = runtime.claim("default", "runs").unwrap();
+    let units = || FakeSystemd {
+        units: [("husk@default:runs.service".to_owned(), "active")].into(),
+        ..FakeSystemd::default()
+    };
+    let program = unit::program().unwrap();
+    let import = |volume| {
+        format!(
+            "husk-import@default:{volume}.service {} import-volume default:{volume}",
+            program.display()
+        )
+    };
+    let vms = |volume| vec![vm("runs", volume), vm("starts", volume)];
+    let start = [
+        "enable husk@default:runs.service",
+        "enable husk@default:starts.service",
+        "start husk@default:starts.service",
+    ]
+    .map(str::to_owned);
+
+    let objects = [vms("new"), vec![data_volume("new")]].concat();
+    let (done, changes) = started(&machine, &objects, units(), &runtime);
+    done.unwrap();
+    assert_eq!(changes, [vec![import("new")], start.to_vec()].concat());
+
+    // Its import may have failed after an earlier command.
+    machine.objects.apply(&data_volume("old")).unwrap();
+    let (done, changes) = started(&machine, &vms("old"), units(), &runtime);
+    done.unwrap();
+    assert_eq!(changes, [start.to_vec(), vec![import("old")]].concat());
+    assert_eq!(machine.claims.list().unwrap().len(), 0);
+
+    // Nothing fills it.
+    let (done, changes) = started(&machine, &vms("none"), units(), &runtime);
+    assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
+    assert_eq!(changes, start);
+}

@@ -1,0 +1,33 @@
+//! Manifests for tests.
+
+use serde_json::{Value, json};
+
+/// A VirtualMachine without volumes.
+pub(crate) fn vm(name: &str, strategy: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {"runStrategy": strategy, "template": {"spec": {"domain": {"devices": {}}}}},
+    })
+}
+
+/// A VirtualMachineInstance without volumes.
+pub(crate) fn vmi(name: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": name},
+        "spec": {"domain": {"devices": {}}},
+    })
+}
+
+/// A DataVolume of 1 MiB.
+pub(crate) fn data_volume(name: &str, source: &Value) -> Value {
+    json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1",
+        "kind": "DataVolume",
+        "metadata": {"name": name},
+        "spec": {"source": source, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+    })
+}
