@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use husk_volumes::{PathPolicy, ScratchDir};
 
-use crate::vmm_process::CgroupPlacement;
+use crate::vmm_process::VmmPlacement;
 
 /// The environment of one VM.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct VmEnvironment {
     /// The pod's network. Without one, a VM with interfaces gets a namespace of its own.
     pub network: Option<PodNetwork>,
     /// The cgroup and OOM score of the VMM's process.
-    pub placement: CgroupPlacement,
+    pub placement: VmmPlacement,
 }
 
 impl VmEnvironment {
@@ -28,7 +28,7 @@ impl VmEnvironment {
             scratch: ScratchDir::locate(),
             paths: PathPolicy::Caller,
             network: netns.map(PodNetwork::named),
-            placement: CgroupPlacement::default(),
+            placement: VmmPlacement::default(),
         }
     }
 }

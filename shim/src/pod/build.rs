@@ -9,7 +9,7 @@ use husk_cgroup::{Cgroup, ScopeGuard, hierarchy};
 use husk_monitor::monitor::{EmbeddedVm, PendingVm, VmError, field_lines, final_status};
 use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_monitor::vmm_process::CgroupPlacement;
+use husk_monitor::vmm_process::VmmPlacement;
 use husk_vmi::{VmPlan, Vmi};
 use husk_volumes::{PathPolicy, ScratchDir};
 use oci_spec::runtime::{Process, Spec};
@@ -195,7 +195,7 @@ impl VmBuilder {
             scratch,
             paths: PathPolicy::PodMounts(given),
             network,
-            placement: CgroupPlacement {
+            placement: VmmPlacement {
                 cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
                 oom_score_adj: self.spec.process().as_ref().and_then(Process::oom_score_adj),
             },

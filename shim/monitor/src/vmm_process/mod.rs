@@ -34,7 +34,7 @@ use tonic::transport::{Channel, Endpoint};
 pub use error::SpawnError;
 pub use exit::VmmExit;
 use husk_network::TapOwner;
-pub use placement::CgroupPlacement;
+pub use placement::VmmPlacement;
 
 use crate::program::Program;
 use placement::CgroupProcs;
@@ -57,7 +57,7 @@ pub struct VmmProcess {
 impl VmmProcess {
     /// Executes `program`. Must be called on a tokio runtime with I/O, and on a thread that outlives the VMM: the
     /// kernel kills the VMM when this thread ends.
-    pub fn spawn(program: &Program, placement: &CgroupPlacement) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &Program, placement: &VmmPlacement) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);

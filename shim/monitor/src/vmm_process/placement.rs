@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// The placement of a VMM's process.
+/// The cgroup and OOM score of a VMM's process.
 #[derive(Debug, Clone, Default)]
-pub struct CgroupPlacement {
+pub struct VmmPlacement {
     /// Directory of its cgroup (version 2). Without one, the VMM stays in the caller's.
     pub cgroup: Option<PathBuf>,
     /// Its oom_score_adj. Without one, the VMM has the caller's.
@@ -20,7 +20,7 @@ pub struct CgroupPlacement {
 #[derive(Debug)]
 pub(super) struct CgroupProcs(Option<OwnedFd>);
 
-impl CgroupPlacement {
+impl VmmPlacement {
     pub(super) fn procs_file(&self) -> io::Result<CgroupProcs> {
         let Some(cgroup) = &self.cgroup else {
             return Ok(CgroupProcs(None));

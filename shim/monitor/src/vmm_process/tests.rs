@@ -29,7 +29,7 @@ fn run(text: &str) -> (String, VmmExit) {
     let out = dir.path().join("out");
     let program = script(dir.path(), &format!("out={}\n{text}", out.display()));
     let exit = on_runtime(async {
-        VmmProcess::spawn(&program, &CgroupPlacement::default())
+        VmmProcess::spawn(&program, &VmmPlacement::default())
             .unwrap()
             .wait()
             .await
@@ -95,7 +95,7 @@ fn last_error_explains_the_status() {
     let dir = tempfile::tempdir().unwrap();
     let program = script(dir.path(), "sleep 60");
     let exit = on_runtime(async {
-        let mut vmm = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
+        let mut vmm = VmmProcess::spawn(&program, &VmmPlacement::default()).unwrap();
         vmm.kill();
         vmm.wait().await.unwrap()
     });
@@ -112,7 +112,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
             fds,
             mut child,
             ..
-        } = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
+        } = VmmProcess::spawn(&program, &VmmPlacement::default()).unwrap();
         drop(client);
         let status = timeout(Duration::from_secs(5), child.wait())
             .await
@@ -122,7 +122,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
         drop(fds);
 
         let program = script(dir.path(), "sleep 60");
-        let vmm = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
+        let vmm = VmmProcess::spawn(&program, &VmmPlacement::default()).unwrap();
         let pid = vmm.pid().unwrap();
         drop(vmm);
         for _ in 0..100 {
@@ -141,7 +141,7 @@ fn missing_program_is_named() {
     let error = on_runtime(async {
         VmmProcess::spawn(
             &PathBuf::from("/nonexistent/vmm").into(),
-            &CgroupPlacement::default(),
+            &VmmPlacement::default(),
         )
         .unwrap_err()
     });
@@ -155,9 +155,9 @@ fn missing_program_is_named() {
 fn it_enters_its_cgroup_and_where_there_is_none_it_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let program = script(dir.path(), "exit 0");
-    let placement = CgroupPlacement {
+    let placement = VmmPlacement {
         cgroup: Some(dir.path().to_owned()),
-        ..CgroupPlacement::default()
+        ..VmmPlacement::default()
     };
     on_runtime(async {
         let error = VmmProcess::spawn(&program, &placement).unwrap_err();
@@ -186,18 +186,18 @@ fn it_has_the_oom_score_it_is_given_or_the_callers() {
     let higher = (own + 1).min(1000);
     on_runtime(async {
         for (oom_score_adj, wanted) in [(None, own), (Some(higher), higher)] {
-            let placement = CgroupPlacement {
+            let placement = VmmPlacement {
                 oom_score_adj,
-                ..CgroupPlacement::default()
+                ..VmmPlacement::default()
             };
             let mut vmm = VmmProcess::spawn(&program, &placement).unwrap();
             assert_eq!(score(vmm.pid().unwrap()), wanted);
             vmm.kill();
             vmm.wait().await.unwrap();
         }
-        let placement = CgroupPlacement {
+        let placement = VmmPlacement {
             oom_score_adj: Some(1001),
-            ..CgroupPlacement::default()
+            ..VmmPlacement::default()
         };
         let error = VmmProcess::spawn(&program, &placement).unwrap_err();
         assert_eq!(error.to_string(), "the VMM's oom_score_adj cannot be set");

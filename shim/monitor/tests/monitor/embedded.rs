@@ -8,7 +8,7 @@ use std::time::Duration;
 use husk_monitor::monitor::{EmbeddedVm, PendingVm, VmiIdentity, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_monitor::vmm_process::CgroupPlacement;
+use husk_monitor::vmm_process::VmmPlacement;
 use husk_vmi::VmPlan;
 use husk_volumes::{PathPolicy, PodMounts, ScratchDir};
 
@@ -34,7 +34,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
             scratch: ScratchDir::at(scratch),
             paths: PathPolicy::PodMounts(given),
             network: None,
-            placement: CgroupPlacement::default(),
+            placement: VmmPlacement::default(),
         };
         let name = plan.name.clone();
         let vmi = serde_json::json!({});
