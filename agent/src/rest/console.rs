@@ -25,11 +25,11 @@ const MAX_MESSAGE: usize = 64 << 10;
 const BUFFER: usize = 16 << 10;
 /// Messages between the websocket and the shim.
 const QUEUE: usize = 16;
-/// Time in which a client reads a message. Output is skipped for one that does not, as the shim does, so that the end
-/// of the session is seen.
+/// Maximum time for a client to read a message. After it, output is skipped, as the shim does, so that the agent still
+/// sees the end of the session.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A websocket of KubeVirt's protocol. A frame that its client begins takes its whole length of memory.
+/// Accepts KubeVirt's protocol, with a limit on frames: the first bytes of a frame allocate memory for all of it.
 pub(super) fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .protocols([PROTOCOL])
@@ -139,7 +139,7 @@ async fn next(output: &mut Streaming<ConsoleOutput>) -> Next {
     Next::VmEnded
 }
 
-/// What a client gets in the place of bytes that it was too slow for.
+/// The text that replaces skipped output.
 fn note(skipped: u64) -> Vec<u8> {
     format!("\r\n[{skipped} bytes skipped]\r\n").into_bytes()
 }

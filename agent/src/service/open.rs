@@ -1,5 +1,5 @@
-//! The open connections of a service. When there are too many, the oldest one without a request makes way for a new one,
-//! so that clients that ask for nothing keep nobody out.
+//! The open connections of a service. At the limit, the oldest one without a request is closed for a new one, so that
+//! idle clients keep nobody out.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

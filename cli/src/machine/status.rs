@@ -35,8 +35,8 @@ fn word(unit: &Unit) -> Option<(&str, &str)> {
         .then_some((word, text))
 }
 
-/// What the monitor of a VM says, if it is the process of the VM's unit: `husk run` may have started another VM of the
-/// name.
+/// The view of the VM that systemd runs. `husk run` may have started another VM of the same name, so the monitor must be
+/// the main process of `unit`.
 pub(crate) fn view<'a>(views: &'a [VmView], name: &VmRef, unit: &Unit) -> Option<&'a VmView> {
     let mut views = views.iter();
     views.find(|view| view.namespace == name.namespace && view.name == name.name && unit.is(view.monitor_pid))

@@ -32,7 +32,7 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
         0 => Ok(SignalAction::Nothing),
         SIGKILL => Ok(SignalAction::Kill),
         _ if NOT_ENDING.contains(&signal) => Ok(SignalAction::Nothing),
-        // An image may name any of them as its stop signal: SIGWINCH is that of Apache's.
+        // An image may name any of them as its stop signal: Apache's images have SIGWINCH.
         1..=LAST_SIGNAL => Ok(SignalAction::PowerButton),
         _ => Err(TaskError::invalid(format!(
             "there is no signal {signal}: {SIGTERM} presses the VM's power button, {SIGKILL} kills it"

@@ -60,10 +60,10 @@ pub const TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause between two looks, unless a case has another.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
-/// Calls `look` every `pause` until it returns a value instead of what is missing.
+/// Calls `look` every `pause` until it returns a value. The inner error is a text that says why there is none yet.
 ///
 /// # Errors
-/// It fails; or with what is missing, if that is so after `limit`.
+/// `look` fails, or there is no value after `limit`: the last text.
 pub fn poll<T>(
     limit: Duration,
     pause: Duration,
@@ -79,7 +79,7 @@ pub fn poll<T>(
     }
 }
 
-/// What [`poll`] takes: nothing is missing if `is` is true, else what `missing` returns.
+/// The answer of a look for [`poll`]: success if `is` is true, else the text of `missing`.
 pub fn met(is: bool, missing: impl FnOnce() -> String) -> Result<Result<(), String>> {
     Ok(is.then_some(()).ok_or_else(missing))
 }

@@ -47,8 +47,8 @@ pub(crate) struct Port {
     writable: bool,
     /// The host's end is closed. There may still be bytes to read.
     hung_up: bool,
-    /// The host takes no more bytes. There may still be bytes to read.
-    deaf: bool,
+    /// A write to the host has failed. There may still be bytes to read.
+    write_failed: bool,
     /// Bytes of the first available transmit buffer that the host has taken already.
     pub taken: u64,
     /// The driver may have to notify the device of receive buffers.
@@ -66,7 +66,7 @@ impl Port {
             readable: true,
             writable: true,
             hung_up: false,
-            deaf: false,
+            write_failed: false,
             taken: 0,
             receive_notified: true,
         }
@@ -99,9 +99,9 @@ impl Port {
         }
     }
 
-    /// The host took no bytes for good. A guest that has opened the port still reads what the host sent before.
-    fn write_failed(&mut self) {
-        self.deaf = true;
+    /// Discards what the guest sends from now on. A guest that has opened the port still reads what the host sent before.
+    fn stop_writing(&mut self) {
+        self.write_failed = true;
         self.hung_up = true;
         self.follow_hangup();
     }
@@ -123,7 +123,7 @@ impl Port {
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         let (mut budget, mut used) = (TRANSMIT_BUDGET, false);
         for _ in 0..active.queue.size() {
-            if self.host.is_some() && !self.writable && !self.deaf {
+            if self.host.is_some() && !self.writable && !self.write_failed {
                 return Ok(PassOutcome { used, again: false });
             }
             let Some(chain) = active.queue.iter(mem).map_err(broken)?.next() else {
@@ -157,7 +157,7 @@ impl Port {
             let mut at = skip.min(len);
             skip -= at;
             while at < len {
-                let Some(mut host) = self.host.as_deref().filter(|_| !self.deaf) else {
+                let Some(mut host) = self.host.as_deref().filter(|_| !self.write_failed) else {
                     return Ok(true);
                 };
                 if *budget == 0 {
@@ -168,7 +168,7 @@ impl Port {
                 let address = address.ok_or("buffer outside of guest memory")?;
                 mem.read_slice(part, address).map_err(broken)?;
                 match host.write(part) {
-                    Ok(0) => self.write_failed(),
+                    Ok(0) => self.stop_writing(),
                     Ok(count) => {
                         at += count as u64;
                         self.taken += count as u64;
@@ -179,7 +179,7 @@ impl Port {
                         self.writable = false;
                         return Ok(false);
                     }
-                    Err(_) => self.write_failed(),
+                    Err(_) => self.stop_writing(),
                 }
             }
         }

@@ -135,11 +135,11 @@ impl Connection {
         if !self.is_open() {
             return Err(Violation);
         }
-        let was_unaware = self.credit.is_guest_unaware();
+        let was_full = self.credit.is_full_of_packets();
         self.credit.update(header);
-        // It is asked again only after a request for that reason.
-        let is_unaware_now = !was_unaware && self.credit.is_guest_unaware();
-        self.credit_asked &= self.credit.guest_room() == 0 && !is_unaware_now;
+        // The request before was for bytes. Only one for packets is repeated.
+        let has_become_full = !was_full && self.credit.is_full_of_packets();
+        self.credit_asked &= self.credit.guest_room() == 0 && !has_become_full;
         match header.op {
             RW => {
                 if self.guest_done & SHUTDOWN_SEND != 0 || !self.credit.receive(payload.len() as u32) {
@@ -226,12 +226,12 @@ impl Connection {
         }
     }
 
-    /// True if the guest was asked for room of which it may tell nothing by itself.
+    /// True if a credit request has no answer that helps yet, and must be repeated.
     pub fn may_have_to_ask_again(&self) -> bool {
-        self.credit_asked && self.credit.is_guest_unaware()
+        self.credit_asked && self.credit.is_full_of_packets()
     }
 
-    /// Lets the guest be asked for room again, if there is still none.
+    /// Has the next pass send another credit request, if there is still no room.
     pub fn ask_again(&mut self) {
         self.credit_asked = false;
     }

@@ -8,8 +8,8 @@ use crate::packet::Header;
 /// Bytes of a connection that the device holds for the host at most: `buf_alloc` of its packets.
 pub(crate) const BUFFER: u32 = 64 << 10;
 
-/// Bytes of the guest's buffer for each packet in it. Linux since 059b7dbd20a6 drops a packet if its own memory for the
-/// packets, 576 bytes each, is more than the buffer, whatever bytes they have.
+/// Bytes of the guest's buffer that each packet uses up, however small it is. Linux since 059b7dbd20a6 drops packets
+/// when its bookkeeping for them, 576 bytes for each, exceeds the buffer.
 const PACKET_SHARE: u32 = 1024;
 /// Most packets under way, however large the guest's buffer: each takes memory here.
 const MAX_PACKETS: u32 = 4096;
@@ -25,7 +25,7 @@ pub(crate) struct Credit {
     told: u32,
     /// Bytes that were sent to the guest.
     sent: u32,
-    /// `sent` after each packet that the guest has not taken as a whole.
+    /// The value of `sent` after each packet of which the guest has not taken all bytes yet.
     packets: VecDeque<u32>,
     guest_buf_alloc: u32,
     guest_fwd_cnt: u32,
@@ -63,9 +63,9 @@ impl Credit {
         (self.guest_buf_alloc / PACKET_SHARE).clamp(1, MAX_PACKETS) as usize
     }
 
-    /// True if only the number of packets leaves the guest no room. It does not know, and may tell nothing when it has
-    /// taken them: older Linux waits for more bytes.
-    pub fn is_guest_unaware(&self) -> bool {
+    /// True if there is room for bytes, but not for another packet. The guest does not know this limit: Linux sends a
+    /// credit update only after it has read many bytes, so the device must ask.
+    pub fn is_full_of_packets(&self) -> bool {
         self.guest_room() == 0 && self.byte_room() > 0
     }
 
@@ -155,7 +155,7 @@ mod tests {
         credit.update(&guest(0));
         (0..4).for_each(|_| credit.sent(300));
         assert_eq!(credit.guest_room(), 0);
-        assert!(credit.is_guest_unaware());
+        assert!(credit.is_full_of_packets());
         credit.update(&guest(299));
         assert_eq!(credit.guest_room(), 0);
         credit.update(&guest(300));
@@ -203,7 +203,7 @@ mod tests {
                 let take = take.min(held);
                 held -= take;
                 device.forward(take);
-                if device.is_update_due() || guest.is_guest_unaware() {
+                if device.is_update_due() || guest.is_full_of_packets() {
                     device.tell(&mut header);
                     guest.update(&header);
                 }

@@ -19,7 +19,7 @@ use super::vmm_connection::call_within;
 /// Time between the first two retries, doubled with each one up to the maximum.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
 const LAST_WAIT: Duration = Duration::from_secs(180);
-/// An error that is later than this after a retry is a new one, and is retried at once.
+/// An error more than this after the last retry is a new one: its first retry is at once.
 const SAME_ERROR: Duration = Duration::from_secs(30);
 
 /// The times of retries.
@@ -48,7 +48,7 @@ impl Schedule {
     }
 }
 
-/// Runs until the status has no publisher any more.
+/// Resumes the VM after each I/O error. Runs until the publisher of the status is dropped.
 pub(super) async fn retry_after_io_errors(
     status: watch::Receiver<VmStatus>,
     vmm: watch::Receiver<Option<RunningVmm>>,

@@ -5,37 +5,37 @@ use std::time::{Duration, Instant};
 /// Time after the press in which a power-off of the guest resets the machine. It passes only while the VM runs.
 const WITHIN: Duration = Duration::from_secs(300);
 
-/// Whether a power-off resets the machine.
+/// The state of a soft reboot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SoftReboot {
-    /// It does not.
+    /// None is under way: a power-off ends the VM.
     #[default]
     No,
-    /// It does until then.
+    /// Until then, a power-off resets the machine.
     Until(Instant),
-    /// The VM does not run. It does for this time of the next run.
+    /// The VM is paused. After it resumes, a power-off resets the machine for this long.
     Left(Duration),
 }
 
 impl SoftReboot {
-    /// The button is pressed while the VM does not run.
+    /// The state after a press; [`SoftReboot::resume`] starts its time.
     pub(super) fn pressed() -> Self {
         Self::Left(WITHIN)
     }
 
-    /// That of a saved VM, with the time that was left.
+    /// The state of a restored VM, from the time that was left.
     pub(super) fn restored(left: Option<Duration>) -> Self {
         left.map_or(Self::No, |left| Self::Left(left.min(WITHIN)))
     }
 
-    /// The VM runs from now on.
+    /// The VM resumes.
     pub(super) fn resume(&mut self, now: Instant) {
         if let Self::Left(left) = *self {
             *self = Self::Until(now + left);
         }
     }
 
-    /// The VM does not run from now on.
+    /// The VM is paused.
     pub(super) fn pause(&mut self, now: Instant) {
         *self = Self::restored(self.left(now));
     }

@@ -9,8 +9,8 @@ use tonic::Status;
 
 use super::{Vm, VmExit};
 
-/// Time after a press of the power button in which the watchdog has no effect. A guest may have it run out hundreds of
-/// times a second, and the stream of a monitor that falls behind with the events ends.
+/// Time after a press of the power button in which the watchdog has no effect. A guest can let the timer run out
+/// hundreds of times a second. The monitor would fall behind with the events, and lose its stream.
 const PRESS_PAUSE: Duration = Duration::from_secs(1);
 
 impl Vm {

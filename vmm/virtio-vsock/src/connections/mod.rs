@@ -25,7 +25,7 @@ pub type RequestFn = Arc<dyn Fn(u64, u32) -> bool + Send + Sync>;
 
 /// Time to answer a request, on either side, and for the guest to end a connection that the host has closed.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after which the guest is asked for room again.
+/// Time after which a credit request is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Packets of the guest stay in the queue while so many of its packets wait for their RST.
 const MAX_RESETS: usize = 64;
@@ -50,10 +50,10 @@ pub(crate) struct Connections {
     /// RSTs that the guest is to be sent.
     resets: VecDeque<Header>,
     deadlines: BTreeSet<(Instant, Key)>,
-    /// Connections whose guest may have to be asked for room again, and when.
+    /// Connections whose credit request is repeated, and the time of that.
     asking: BTreeSet<Key>,
     ask_at: Option<Instant>,
-    /// The device keeps it over a snapshot: the guest may still have sockets of the connections that ended by that.
+    /// A snapshot contains it: a restored guest may still have sockets of connections from before.
     next_host_port: Arc<AtomicU32>,
     /// Never repeats, so that a late answer meets no later request.
     ids: Arc<AtomicU64>,
@@ -300,7 +300,7 @@ impl Connections {
         }
     }
 
-    /// Ends what has waited too long, and asks again for what has not come.
+    /// Ends connections whose deadline has passed, and repeats credit requests.
     pub fn expire(&mut self, now: Instant) {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
