@@ -117,6 +117,7 @@ fn run() -> ExitCode {
         sync_refuses_changes_that_need_a_restart,
         sync_reports_pending_removals,
         sync_after_a_restore_keeps_plugged_volumes,
+        sync_pauses_a_vm_that_is_paused_for_a_snapshot,
         sync_calls_are_serialised,
         status_watch_includes_disks_and_metrics,
     ]);

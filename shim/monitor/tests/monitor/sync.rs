@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 
 use super::fixture::{Fixture, Vm, eventually};
 use super::networks::on;
-use super::snapshots::{dir, restore, save};
+use super::snapshots::{begin, dir, restore, save};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -293,6 +293,26 @@ pub fn sync_reports_pending_removals() {
     )
     .unwrap();
     assert_eq!(changes(&done), [(Kind::VolumeAdded, "data")]);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn sync_pauses_a_vm_that_is_paused_for_a_snapshot() {
+    let f = Fixture::new();
+    let plain = vmi("saves-slowly", &[]);
+    let mut vm = f.start(plan(&f, &plain)).unwrap();
+    let mut steps = begin(&f, &vm, &dir(&f, "one"), false).unwrap();
+    f.wait(steps.message()).unwrap().unwrap();
+    let done = sync(&f, &mut vm, wants(&plain, RunState::Paused, &[])).unwrap();
+    assert!(changes(&done).is_empty() && done.paused, "{done:?}");
+    drop(steps);
+    eventually("the snapshot ends", || {
+        let refused = save(&f, &vm, f.home(), false).unwrap_err();
+        refused.message().contains("is not empty")
+    });
+    assert!(vm.status().paused);
+    let done = sync(&f, &mut vm, wants(&plain, RunState::Running, &[])).unwrap();
+    assert_eq!(changes(&done), [(Kind::Resumed, "")]);
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }

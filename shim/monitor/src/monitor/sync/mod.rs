@@ -137,9 +137,13 @@ impl VmiSync {
             self.interfaces(live.interfaces, &mut network)
         );
         done.changes.append(&mut network.changes);
-        if state == RunState::Paused && !self.is_paused() {
+        if state == RunState::Paused {
+            let was_paused = self.is_paused();
+            // Also if it is: it would go on when the other reason ends.
             self.vm.pause().await?;
-            done.note(Kind::Paused, "");
+            if !was_paused {
+                done.note(Kind::Paused, "");
+            }
         }
         let (mut volumes, interfaces) = (volumes?, interfaces?);
         // This is last: the errors are lost in a call that fails. A volume's present state precedes its error.
