@@ -4,19 +4,29 @@ use std::time::{Duration, Instant};
 
 /// Time in which the guest may react to the power button alone, and time between two requests to the agent.
 const SHUTDOWN_EVERY: Duration = Duration::from_secs(5);
+/// Time between two attempts to set the time, and after which an agent that is there is asked no more, as in KubeVirt.
+const SET_TIME_EVERY: Duration = Duration::from_secs(1);
+const SET_TIME_FOR: Duration = Duration::from_secs(60);
 
 /// Requests to the guest agent that are not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct AgentTasks {
     paused: bool,
-    /// The VM was paused and resumed, so its clock is late.
-    clock_is_late: bool,
+    /// The VM was paused and resumed, or restored from a snapshot, and its time was not set yet.
+    late_clock: Option<LateClock>,
     /// The agent did not set the time, perhaps because file systems are frozen.
     time_refused: bool,
-    /// The VM was restored from a snapshot, so its clock is late, and its agent was not asked yet.
-    restored: bool,
     /// When the agent is asked to power off. `None` while the VM is not to end.
     shutdown_at: Option<Instant>,
+}
+
+/// The attempts to set the time.
+#[derive(Debug, Default)]
+struct LateClock {
+    /// The next one. `None`: at once.
+    next: Option<Instant>,
+    /// When they end. `None` until the first one since the agent is there.
+    deadline: Option<Instant>,
 }
 
 /// A request to the guest agent.
@@ -27,9 +37,19 @@ pub(super) enum AgentTask {
 }
 
 impl AgentTasks {
+    /// The requests for a VM, which may be restored from a snapshot.
+    pub(super) fn new(restored: bool) -> AgentTasks {
+        AgentTasks {
+            late_clock: restored.then(LateClock::default),
+            ..AgentTasks::default()
+        }
+    }
+
     /// Follows the state of the VM.
     pub(super) fn follow(&mut self, paused: bool, stopping: bool, now: Instant) {
-        self.clock_is_late |= self.paused && !paused;
+        if self.paused && !paused {
+            self.late_clock = Some(LateClock::default());
+        }
         self.paused = paused;
         match stopping {
             true => _ = self.shutdown_at.get_or_insert(now + SHUTDOWN_EVERY),
@@ -37,52 +57,56 @@ impl AgentTasks {
         }
     }
 
-    /// The requests for a VM, which may be restored from a snapshot.
-    pub(super) fn new(restored: bool) -> AgentTasks {
-        AgentTasks {
-            restored,
-            ..AgentTasks::default()
+    /// The guest has no agent. The next one gets as much time.
+    pub(super) fn disconnected(&mut self) {
+        if let Some(late) = &mut self.late_clock {
+            *late = LateClock::default();
         }
     }
 
-    /// The guest has an agent.
-    pub(super) fn connected(&mut self) {
-        self.clock_is_late |= std::mem::take(&mut self.restored);
+    /// The agent has set the time.
+    pub(super) fn time_set(&mut self) {
+        self.late_clock = None;
+        self.time_refused = false;
     }
 
-    /// The guest has no agent.
-    pub(super) fn disconnected(&mut self) {
-        self.clock_is_late = false;
-    }
-
-    /// The agent, which may be frozen, has not set the time.
-    pub(super) fn time_refused(&mut self) {
-        self.time_refused = true;
+    /// The agent has not set the time. It may be frozen, or lack the command at present.
+    pub(super) fn time_failed(&mut self, is_thawed: bool, is_unsupported: bool, now: Instant) {
+        self.time_refused = !is_thawed;
+        match &mut self.late_clock {
+            Some(late) if !is_unsupported => late.next = Some(now + SET_TIME_EVERY),
+            _ => self.late_clock = None,
+        }
     }
 
     /// No file systems are frozen.
     pub(super) fn thawed(&mut self) {
-        self.clock_is_late |= std::mem::take(&mut self.time_refused);
+        if std::mem::take(&mut self.time_refused) {
+            self.late_clock = Some(LateClock::default());
+        }
     }
 
     /// The guest has booted, and has read the time.
     pub(super) fn rebooted(&mut self) {
-        self.clock_is_late = false;
-        self.time_refused = false;
-        self.restored = false;
+        self.time_set();
     }
 
+    /// When a request is due, if the agent is there.
     pub(super) fn wake_at(&self, now: Instant) -> Option<Instant> {
-        match self.clock_is_late {
-            true => Some(now),
-            false => self.shutdown_at,
-        }
+        let set_time = self.late_clock.as_ref().map(|late| late.next.unwrap_or(now));
+        set_time.into_iter().chain(self.shutdown_at).min()
     }
 
-    /// Takes a request that is due.
+    /// Takes a request that is due. The agent is there.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<AgentTask> {
-        if std::mem::take(&mut self.clock_is_late) {
-            return Some(AgentTask::SetTime);
+        if let Some(late) = &mut self.late_clock
+            && late.next.is_none_or(|next| next <= now)
+        {
+            if now < *late.deadline.get_or_insert(now + SET_TIME_FOR) {
+                late.next = Some(now + SET_TIME_EVERY);
+                return Some(AgentTask::SetTime);
+            }
+            self.late_clock = None;
         }
         self.shutdown_at.filter(|at| *at <= now)?;
         self.shutdown_at = Some(now + SHUTDOWN_EVERY);
@@ -94,6 +118,14 @@ impl AgentTasks {
 mod tests {
     use super::*;
 
+    /// The requests for a VM that was paused and resumed.
+    fn resumed(now: Instant) -> AgentTasks {
+        let mut tasks = AgentTasks::default();
+        tasks.follow(true, false, now);
+        tasks.follow(false, false, now);
+        tasks
+    }
+
     #[test]
     fn the_time_is_set_once_after_a_pause() {
         let (mut tasks, now) = (AgentTasks::default(), Instant::now());
@@ -104,7 +136,10 @@ mod tests {
         tasks.follow(false, false, now);
         assert_eq!(tasks.wake_at(now), Some(now));
         assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
-        assert_eq!(tasks.take_due(now), None);
+        tasks.time_set();
+        assert_eq!(tasks.wake_at(now), None);
+        tasks.thawed();
+        assert_eq!(tasks.take_due(now + SET_TIME_EVERY), None);
     }
 
     #[test]
@@ -114,31 +149,55 @@ mod tests {
         // The VMM reports the port after the first events.
         tasks.follow(false, false, now);
         tasks.disconnected();
-        assert_eq!(tasks.take_due(now), None);
-        tasks.connected();
         assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.time_set();
         tasks.disconnected();
-        tasks.connected();
         assert_eq!(tasks.take_due(now), None);
         // A guest that has booted since knows the time.
         let mut tasks = AgentTasks::new(true);
         tasks.rebooted();
-        tasks.connected();
         assert_eq!(tasks.take_due(now), None);
+    }
+
+    #[test]
+    fn a_time_that_is_not_set_is_tried_for_a_minute() {
+        let start = Instant::now();
+        let mut tasks = resumed(start);
+        tasks.disconnected();
+        let connected = start + Duration::from_secs(600);
+        let mut attempts = 0;
+        for second in 0..600 {
+            let now = connected + Duration::from_secs(second);
+            if tasks.take_due(now).is_some() {
+                attempts += 1;
+                tasks.time_failed(true, false, now);
+            }
+        }
+        assert_eq!((attempts, tasks.wake_at(connected)), (60, None));
+    }
+
+    #[test]
+    fn an_agent_that_cannot_set_the_time_is_not_asked_again() {
+        let now = Instant::now();
+        let mut tasks = resumed(now);
+        assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.time_failed(true, true, now);
+        tasks.thawed();
+        assert_eq!(tasks.wake_at(now), None);
     }
 
     #[test]
     fn a_time_that_was_refused_is_set_after_the_thaw() {
         let (mut tasks, now) = (AgentTasks::new(true), Instant::now());
-        tasks.connected();
         assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
-        tasks.time_refused();
-        assert_eq!(tasks.take_due(now), None);
+        tasks.time_failed(false, true, now);
+        assert_eq!(tasks.take_due(now + SET_TIME_EVERY), None);
         tasks.thawed();
         assert_eq!(tasks.take_due(now), Some(AgentTask::SetTime));
+        tasks.time_set();
         tasks.thawed();
         assert_eq!(tasks.take_due(now), None);
-        tasks.time_refused();
+        tasks.time_failed(false, true, now);
         tasks.rebooted();
         tasks.thawed();
         assert_eq!(tasks.take_due(now), None);

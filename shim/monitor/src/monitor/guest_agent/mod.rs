@@ -147,7 +147,6 @@ impl AgentActor {
         }
         if open {
             self.poller.connected(now);
-            self.tasks.connected();
         } else {
             self.poller.disconnected(now);
             self.tasks.disconnected();
@@ -202,6 +201,10 @@ impl AgentActor {
 
     /// Does what is due first.
     async fn work(&mut self) {
+        // What woke it may be the end of a wait to publish.
+        if self.check().is_err() {
+            return;
+        }
         match self.next(Instant::now()) {
             Some(Work::Thaw) => self.thaw_in_time().await,
             Some(Work::Process) => {
@@ -209,10 +212,18 @@ impl AgentActor {
                 self.processes.ask(&mut self.agent, frozen).await;
             }
             Some(Work::AgentTask(task)) => {
-                if let Err(error) = self.perform(task).await {
+                let done = self.perform(task).await;
+                if let Err(error) = &done {
                     debug!(%error, ?task, "the guest's agent");
-                    if task == AgentTask::SetTime && !self.is_thawed() {
-                        self.tasks.time_refused();
+                }
+                match done {
+                    _ if task != AgentTask::SetTime => {}
+                    Ok(()) => self.tasks.time_set(),
+                    Err(error) => {
+                        // A frozen agent has it switched off.
+                        let is_unsupported = matches!(error, AgentError::CommandNotFound { .. });
+                        self.tasks
+                            .time_failed(self.is_thawed(), is_unsupported, Instant::now());
                     }
                 }
             }

@@ -304,6 +304,31 @@ async fn a_vm_that_was_saved_frozen_is_thawed_and_gets_the_time() {
 }
 
 #[tokio::test]
+async fn the_clock_is_set_once_the_agent_is_there_and_does_it() {
+    let (mut actor, guest) = Guest::prepare(false);
+    for paused in [true, false] {
+        guest.status.send_modify(|status| status.paused = paused);
+        actor.follow();
+    }
+    actor.work().await;
+    assert!(guest.commands.lock().unwrap().is_empty());
+    guest.open(true);
+    actor.follow();
+    // It refuses.
+    *guest.frozen.lock().unwrap() = true;
+    actor.work().await;
+    *guest.frozen.lock().unwrap() = false;
+    tokio::spawn(actor.run());
+    let attempts = |guest: &Guest| {
+        let commands = guest.commands.lock().unwrap();
+        commands.iter().filter(|had| *had == "guest-set-time").count()
+    };
+    guest.until(|guest| attempts(guest) == 2).await;
+    guest.until(|guest| !guest.agent.info().users.is_empty()).await;
+    assert_eq!(attempts(&guest), 2);
+}
+
+#[tokio::test]
 async fn a_freeze_of_a_vm_that_was_saved_frozen_has_its_own_time() {
     let (mut actor, guest) = Guest::prepare(true);
     *guest.frozen.lock().unwrap() = true;
