@@ -53,7 +53,7 @@ impl DisksActor {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::fs::File;
     use std::path::Path;
@@ -91,7 +91,7 @@ mod tests {
         husk_vmi::plan(&vmi, &PodResources::default()).unwrap()
     }
 
-    fn actor(folder: &Path) -> (DisksActor, DisksHandle) {
+    pub(in crate::monitor::disks) fn actor(folder: &Path) -> (DisksActor, DisksHandle) {
         let environment = Arc::new(VmEnvironment::of_caller(None));
         DisksActor::new(plan(), folder.join("plan.json"), environment)
     }

@@ -58,9 +58,18 @@ impl GrownDisks {
 /// The result of a check.
 #[derive(Debug, Default)]
 pub(super) struct Sizes {
-    /// The sizes of the disks, and the errors of extending their images.
-    disks: Vec<(String, io::Result<u64>, Option<String>)>,
+    disks: Vec<DiskSize>,
     deferred: bool,
+}
+
+/// The size of a disk's file, as a check has found it.
+#[derive(Debug)]
+struct DiskSize {
+    name: String,
+    /// The file. Meanwhile another disk may have the name.
+    probe: Arc<SizeProbe>,
+    bytes: io::Result<u64>,
+    extend_error: Option<String>,
 }
 
 impl DisksActor {
@@ -80,8 +89,14 @@ impl DisksActor {
                     Some(claim) if extends => probe.extend(claim),
                     Some(claim) => probe.can_extend(claim).map(|can| sizes.deferred |= can),
                 };
-                let error = extended.err().map(|error| error.to_string());
-                sizes.disks.push((name, probe.bytes(), error));
+                let extend_error = extended.err().map(|error| error.to_string());
+                let bytes = probe.bytes();
+                sizes.disks.push(DiskSize {
+                    name,
+                    probe,
+                    bytes,
+                    extend_error,
+                });
             }
             sizes
         }));
@@ -107,8 +122,15 @@ impl DisksActor {
         let Some(mut connection) = self.connection.clone() else {
             return grown;
         };
-        for (name, bytes, extend_error) in sizes.disks {
-            let Some(watched) = self.watched.get_mut(&name) else {
+        for size in sizes.disks {
+            let DiskSize {
+                name,
+                probe,
+                bytes,
+                extend_error,
+            } = size;
+            let watched = self.watched.get_mut(&name);
+            let Some(watched) = watched.filter(|watched| Arc::ptr_eq(&watched.probe, &probe)) else {
                 continue;
             };
             if extend_error != watched.extend_error {
@@ -159,5 +181,53 @@ pub(super) async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
     match size_check {
         Some(size_check) => size_check.await.unwrap_or_default(),
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use husk_proto::fds::{FdSender, socketpair};
+    use husk_proto::vmm::v1::vmm_client::VmmClient;
+    use tonic::transport::Endpoint;
+
+    use super::super::config_lock::tests::actor;
+    use super::*;
+    use crate::monitor::vmm_connection::VmmConnection;
+
+    /// A connection to a VMM that fails each call.
+    fn vmm_that_is_gone() -> VmmConnection {
+        let refused = tower::service_fn(|_| async {
+            Err::<hyper_util::rt::TokioIo<tokio::net::UnixStream>, _>(io::Error::other("gone"))
+        });
+        let channel = Endpoint::from_static("http://vmm").connect_with_connector_lazy(refused);
+        let (socket, _) = socketpair().unwrap();
+        VmmConnection {
+            client: VmmClient::new(channel),
+            fds: Arc::new(FdSender::new(socket).unwrap()),
+        }
+    }
+
+    fn probe(folder: &Path, bytes: u64) -> SizeProbe {
+        let image = File::create(folder.join(format!("{bytes}.img"))).unwrap();
+        image.set_len(bytes).unwrap();
+        SizeProbe::of(&image).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_size_of_a_disk_is_not_that_of_the_next_one_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut actor, _handle) = actor(folder.path());
+        actor.connection = Some(vmm_that_is_gone());
+        let watch = |bytes| WatchedDisk::new(probe(folder.path(), bytes));
+        actor.watched.insert("data".into(), watch(4096));
+        actor.check_sizes();
+        actor.watched.insert("data".into(), watch(512));
+        let sizes = done(&mut actor.size_check).await;
+        actor.report_growth(sizes).await;
+        // The VMM was not told to resize it.
+        assert_eq!(actor.watched["data"].refused, None);
     }
 }
