@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::DisksActor;
+use super::open::storage_hangs;
 use crate::monitor::vm_error::VmError;
 use crate::snapshot::{DiskSet, OpenDiskRefs};
 
@@ -29,6 +30,10 @@ impl DisksActor {
         if let Some(name) = self.waiters.keys().next() {
             let text = format!("volume {name:?} is being removed: wait until the guest has released it");
             return Err(VmError::wrong_state(text));
+        }
+        // It may still extend the image.
+        if let Some((name, _)) = self.watched.iter().find(|(_, disk)| disk.is_being_checked()) {
+            return Err(storage_hangs(name));
         }
         let lock = Arc::new(());
         self.held = Arc::downgrade(&lock);

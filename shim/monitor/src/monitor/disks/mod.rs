@@ -7,13 +7,13 @@
 mod config_lock;
 mod discs;
 mod lost_writes;
+mod open;
 mod sizes;
 mod table;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
-use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -23,13 +23,12 @@ use husk_proto::fds::Token;
 use husk_proto::shim::v1 as shim;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
 use husk_vmi::{ClaimSize, DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress, VmPlan};
-use husk_volumes::{OpenDisk, VolumeError, VolumeFault};
+use husk_volumes::OpenDisk;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use super::error_chain::error_chain;
 use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
 use super::vmm_connection::{VmmConnection, call_within};
@@ -199,6 +198,8 @@ pub(super) struct DisksActor {
     /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<GrownDisks>>,
     next_waiters: Vec<oneshot::Sender<GrownDisks>>,
+    /// Volumes whose storage has not answered in time when their files were opened.
+    opening: HashMap<String, AbortHandle>,
     /// Callers that wait for a removal, by volume.
     waiters: HashMap<String, Vec<Reply<RemovedDisk>>>,
     removals: JoinSet<RemovalResult>,
@@ -234,6 +235,7 @@ impl DisksActor {
             growth: Weak::new(),
             size_check: None,
             hold_waiters: Vec::new(),
+            opening: HashMap::new(),
             waiters: HashMap::new(),
             removals: JoinSet::new(),
             lost_writes: LostWrites::default(),
@@ -324,24 +326,6 @@ impl DisksActor {
         }
         let connection = self.connection.clone();
         connection.ok_or_else(VmError::not_running)
-    }
-
-    /// Opens the file of a volume, and a probe of its size.
-    async fn open(
-        &self,
-        disk: &DiskPlan,
-        handed: Option<OwnedFd>,
-    ) -> Result<(OpenDisk, io::Result<Option<SizeProbe>>), VmError> {
-        let (disk, environment) = (disk.clone(), self.environment.clone());
-        let opened = spawn_blocking(move || {
-            let open = husk_volumes::open_hotplugged(&disk, &environment.paths, handed.as_ref())?;
-            let probe = open.file.as_ref().map(SizeProbe::of).transpose();
-            Ok::<_, VolumeError>((open, probe))
-        });
-        let opened = opened
-            .await
-            .map_err(|error| VmError::internal(error.to_string()))?;
-        opened.map_err(|error| volume_refused(&error))
     }
 
     async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, VmError> {
@@ -447,16 +431,6 @@ impl DisksActor {
         for reply in self.waiters.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
         }
-    }
-}
-
-/// Converts an error of opening a volume. A path outside of the pod's mounts is not permitted; other errors may be
-/// temporary.
-fn volume_refused(error: &VolumeError) -> VmError {
-    let text = error_chain(error);
-    match error.fault {
-        VolumeFault::NotInPod(_) => VmError::NotPermitted(text),
-        _ => VmError::WrongState(text),
     }
 }
 

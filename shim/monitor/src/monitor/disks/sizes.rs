@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use husk_vmi::ClaimSize;
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::DisksActor;
 use crate::monitor::resize_watch::SizeProbe;
+
+/// Maximum time for the storage of a disk to answer. Other disks are checked then.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// The size of a disk's file, as last seen.
 #[derive(Debug)]
@@ -36,6 +41,41 @@ impl WatchedDisk {
             extend_error: None,
         }
     }
+
+    /// True while a check of it is under way. Its storage may not answer.
+    pub(super) fn is_being_checked(&self) -> bool {
+        Arc::strong_count(&self.probe) > 1
+    }
+}
+
+/// A disk whose size is to be checked.
+struct DiskToCheck {
+    name: String,
+    probe: Arc<SizeProbe>,
+    claim: Option<ClaimSize>,
+}
+
+impl DiskToCheck {
+    /// Checks its size, and extends its image if it may. The second result: it is to be extended later. Blocks.
+    fn check(self, extends: bool) -> (DiskSize, bool) {
+        let DiskToCheck { name, probe, claim } = self;
+        let extended = match claim {
+            None => Ok(false),
+            Some(claim) if extends => probe.extend(claim).map(|()| false),
+            Some(claim) => probe.can_extend(claim),
+        };
+        let (deferred, extend_error) = match extended {
+            Ok(deferred) => (deferred, None),
+            Err(error) => (false, Some(error.to_string())),
+        };
+        let size = DiskSize {
+            name,
+            bytes: probe.bytes(),
+            probe,
+            extend_error,
+        };
+        (size, deferred)
+    }
 }
 
 /// The result of a check for a caller.
@@ -43,7 +83,7 @@ impl WatchedDisk {
 pub(in crate::monitor) struct GrownDisks {
     /// Names of the disks that have grown.
     pub(in crate::monitor) names: Vec<String>,
-    /// A snapshot needs the images as they are. They are checked and extended later.
+    /// A snapshot needs the images as they are, or their storage does not answer. They are checked and extended later.
     pub(in crate::monitor) deferred: bool,
 }
 
@@ -73,31 +113,25 @@ struct DiskSize {
 }
 
 impl DisksActor {
-    /// Starts a check of all sizes in a blocking thread. It extends no image while a growth lock exists.
+    /// Starts a check of all sizes in blocking threads. It leaves out disks whose storage has not answered yet, and
+    /// extends no image while a growth lock exists.
     pub(super) fn check_sizes(&mut self) {
         self.size_waiters = std::mem::take(&mut self.next_waiters);
-        let probes = self.watched.iter();
-        let probes: Vec<(String, Arc<SizeProbe>, Option<ClaimSize>)> = probes
-            .map(|(name, watched)| (name.clone(), watched.probe.clone(), watched.claim))
-            .collect();
         let extends = self.growth.strong_count() == 0;
-        self.size_check = Some(spawn_blocking(move || {
-            let mut sizes = Sizes::default();
-            for (name, probe, claim) in probes {
-                let extended = match claim {
-                    None => Ok(()),
-                    Some(claim) if extends => probe.extend(claim),
-                    Some(claim) => probe.can_extend(claim).map(|can| sizes.deferred |= can),
-                };
-                let extend_error = extended.err().map(|error| error.to_string());
-                let bytes = probe.bytes();
-                sizes.disks.push(DiskSize {
-                    name,
-                    probe,
-                    bytes,
-                    extend_error,
-                });
-            }
+        let (busy, free): (Vec<_>, Vec<_>) = self
+            .watched
+            .iter()
+            .partition(|(_, watched)| watched.is_being_checked());
+        let deferred = busy.iter().any(|(_, watched)| watched.claim.is_some());
+        let disks = free.into_iter().map(|(name, watched)| DiskToCheck {
+            name: name.clone(),
+            probe: watched.probe.clone(),
+            claim: watched.claim,
+        });
+        let disks: Vec<DiskToCheck> = disks.collect();
+        self.size_check = Some(tokio::spawn(async move {
+            let mut sizes = check(disks, move |disk| disk.check(extends)).await;
+            sizes.deferred |= deferred;
             sizes
         }));
     }
@@ -176,6 +210,29 @@ impl DisksActor {
     }
 }
 
+/// Checks disks one after the other. One whose storage does not answer is left out, and its check goes on.
+async fn check(
+    disks: Vec<DiskToCheck>,
+    check_one: impl Fn(DiskToCheck) -> (DiskSize, bool) + Copy + Send + 'static,
+) -> Sizes {
+    let mut sizes = Sizes::default();
+    for disk in disks {
+        let (name, is_claim) = (disk.name.clone(), disk.claim.is_some());
+        match timeout(ANSWER_WITHIN, spawn_blocking(move || check_one(disk))).await {
+            Ok(Ok((size, deferred))) => {
+                sizes.disks.push(size);
+                sizes.deferred |= deferred;
+            }
+            Ok(Err(error)) => warn!(disk = name, %error, "the size of the disk was not checked"),
+            Err(_) => {
+                warn!(disk = name, "the storage of the disk does not answer");
+                sizes.deferred |= is_claim;
+            }
+        }
+    }
+    sizes
+}
+
 /// Returns the sizes of the check under way. Never completes if there is none.
 pub(super) async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
     match size_check {
@@ -195,6 +252,7 @@ mod tests {
 
     use super::super::config_lock::tests::actor;
     use super::*;
+    use crate::monitor::resize_watch::tests::claim;
     use crate::monitor::vmm_connection::VmmConnection;
 
     /// A connection to a VMM that fails each call.
@@ -229,5 +287,44 @@ mod tests {
         actor.report_growth(sizes).await;
         // The VMM was not told to resize it.
         assert_eq!(actor.watched["data"].refused, None);
+    }
+
+    #[tokio::test]
+    async fn storage_that_does_not_answer_holds_up_no_other_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let disks = ["dead", "live"].map(|name| DiskToCheck {
+            name: name.into(),
+            probe: Arc::new(probe(folder.path(), 512)),
+            claim: (name == "dead").then(|| claim(1)),
+        });
+        let sizes = check(disks.into(), |disk| {
+            if disk.name == "dead" {
+                std::thread::sleep(2 * ANSWER_WITHIN);
+            }
+            disk.check(true)
+        });
+        let sizes = sizes.await;
+        assert_eq!((sizes.disks.len(), sizes.deferred), (1, true));
+        assert_eq!(sizes.disks[0].name, "live");
+    }
+
+    #[tokio::test]
+    async fn disks_whose_storage_does_not_answer_are_left_out_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut actor, _handle) = actor(folder.path());
+        for (name, bytes) in [("dead", 4096), ("live", 512)] {
+            let watched = WatchedDisk::new(probe(folder.path(), bytes));
+            actor.watched.insert(name.into(), watched);
+        }
+        let under_way = actor.watched["dead"].probe.clone();
+        actor.check_sizes();
+        let sizes = done(&mut actor.size_check).await;
+        let checked: Vec<&str> = sizes.disks.iter().map(|size| size.name.as_str()).collect();
+        assert_eq!(checked, ["live"]);
+        drop(sizes);
+        let refused = actor.lock_config().unwrap_err().to_string();
+        assert!(refused.contains("\"dead\""), "{refused}");
+        drop(under_way);
+        actor.lock_config().unwrap();
     }
 }
