@@ -42,10 +42,18 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("--control-fd") => fake_vmm::main(),
-        Some("monitor") => husk_monitor::monitor::serve(),
+        Some("monitor") => monitor(),
         Some("embedded") => embedded::main(&arguments),
         _ => run(),
     }
+}
+
+fn monitor() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        .init();
+    husk_monitor::monitor::serve()
 }
 
 fn run() -> ExitCode {
@@ -98,6 +106,7 @@ fn run() -> ExitCode {
         vsock:
         programs_connect_to_the_guest,
         the_guest_connects_to_programs,
+        guest_that_connects_in_vain_does_not_fill_the_log,
         programs_that_say_nothing_hold_up_others_for_a_limited_time,
     ]);
     trials.extend(trials![

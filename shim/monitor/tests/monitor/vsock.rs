@@ -67,6 +67,21 @@ pub fn the_guest_connects_to_programs() {
     f.is_clean(&vm.pids());
 }
 
+pub fn guest_that_connects_in_vain_does_not_fill_the_log() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("answers-nobody")).unwrap();
+    for _ in 0..60 {
+        assert_eq!(rest(connected(&vm, &format!("CONNECT {ASKS}\n"))), "");
+    }
+    let log = std::fs::read_to_string(vm.dir.monitor_log()).unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("not answered")).collect();
+    // They take two windows at most.
+    assert!((1..=40).contains(&lines.len()), "{}", lines.len());
+    assert!(lines.iter().all(|line| line.len() < 1000), "{}", lines[0]);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
 pub fn programs_that_say_nothing_hold_up_others_for_a_limited_time() {
     let f = Fixture::new();
     let mut vm = f.start(plan("vsock")).unwrap();

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::monitor::sync::short;
-
 /// Maximum number of volumes. More are only logged.
 const VOLUMES: usize = 64;
 
@@ -12,9 +10,10 @@ const VOLUMES: usize = 64;
 pub(super) struct LostWrites(BTreeMap<String, String>);
 
 impl LostWrites {
+    /// Adds a volume. The error is short.
     pub(super) fn add(&mut self, name: &str, flush_error: &str) {
         if self.0.len() < VOLUMES || self.0.contains_key(name) {
-            self.0.insert(name.to_owned(), short(flush_error));
+            self.0.insert(name.to_owned(), flush_error.to_owned());
         }
     }
 

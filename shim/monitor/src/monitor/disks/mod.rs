@@ -30,6 +30,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use super::resize_watch::{POLL_INTERVAL, SizeProbe};
+use super::sync::short;
 use super::vm_config;
 use super::vmm_connection::{VmmConnection, call_within};
 use crate::monitor::vm_error::VmError;
@@ -414,6 +415,7 @@ impl DisksActor {
     /// Handles the end of a removal.
     fn handle_removal(&mut self, name: &str, removed: Result<String, VmError>) {
         let removed = removed.map(|flush_error| {
+            let flush_error = short(&flush_error);
             if !flush_error.is_empty() {
                 warn!(volume = name, flush_error, "the last writes may be lost");
                 self.lost_writes.add(name, &flush_error);

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::DisksActor;
 use crate::monitor::resize_watch::SizeProbe;
+use crate::monitor::sync::short;
 
 /// Maximum time for the storage of a disk to answer. Other disks are checked then.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -198,7 +199,7 @@ impl DisksActor {
                     warn!(
                         disk = name,
                         bytes,
-                        message = %status,
+                        message = short(&status.to_string()),
                         "the disk has grown, but the guest could not be told"
                     );
                     watched.refused = Some(bytes);

@@ -22,9 +22,11 @@ use tracing::{debug, warn};
 
 use super::handle::VMM_TIMEOUT;
 use super::listener;
+use super::sync::short;
 use super::vm::RunningVmm;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
+use crate::log_limit::LogLimit;
 use handshake::{HandshakeError, LINE_TIMEOUT, requested_port};
 
 /// CID of the guest. The device is the VM's own, so that every VM may have the same.
@@ -32,6 +34,8 @@ pub(super) const GUEST_CID: u32 = 3;
 
 /// Programs that may be about to connect to the guest. More wait until the kernel lets them in.
 const HANDSHAKES: usize = 32;
+/// Log lines about the guest's connections in each 5 s.
+const LINES: u32 = 20;
 
 /// Serves a VM's vsock connections until the VM has ended.
 pub(super) struct VsockActor<S> {
@@ -136,19 +140,23 @@ async fn connect(mut vmm: Vmm, mut stream: UnixStream) -> Result<(), ConnectErro
 /// Answers the guest's requests, one after the other: a guest that asks for many has one under way. Returns when the
 /// VMM has ended.
 async fn from_guest(mut vmm: Vmm, dir: &OwnedFd) {
+    let mut log = LogLimit::new("the log of the guest's vsock connections", LINES);
     let mut requests = match vmm.client.vsock_requests(VsockRequestsRequest {}).await {
         Ok(requests) => requests.into_inner(),
         Err(error) => {
             warn!(
-                error = error.message(),
+                error = short(error.message()),
                 "the guest cannot connect to the host by vsock"
             );
             return std::future::pending().await;
         }
     };
     while let Ok(Some(VsockRequest { id, port })) = requests.message().await {
-        if let Err(error) = answer(&mut vmm, dir, id, port).await {
-            warn!(%error, port, "a vsock connection of the guest was not answered");
+        if let Err(error) = answer(&mut vmm, dir, id, port).await
+            && log.passes()
+        {
+            let error = short(&error.to_string());
+            warn!(error, port, "a vsock connection of the guest was not answered");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use husk_proto::vmm::v1 as pb;
 use tonic::{Response, Status};
 
-use super::Fake;
+use super::{Fake, has};
 
 /// A port on which the guest echoes.
 pub const ACCEPTS: u32 = 7;
@@ -44,6 +44,9 @@ impl Fake {
         request: pb::AnswerVsockRequest,
     ) -> Result<Response<pb::AnswerVsockResponse>, Status> {
         let mut asking = self.asking.lock().unwrap().pop().unwrap();
+        if has(&self.name(), "answers-nobody") {
+            return Err(Status::internal("no ".repeat(1000)));
+        }
         match request.stream {
             Some(stream) => {
                 let mut stream = UnixStream::from(OwnedFd::from(self.take(&stream).await?));
