@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -188,7 +189,7 @@ enum Found {
 /// A snapshot that is being made. Dropped before [`NewSnapshot::keep`], it is removed.
 #[derive(Debug)]
 pub(crate) struct NewSnapshot {
-    dir: SnapshotDir,
+    dir: Arc<SnapshotDir>,
     /// It did not exist.
     made: bool,
     files: Vec<String>,
@@ -214,7 +215,7 @@ impl NewSnapshot {
             }
         }
         Ok(NewSnapshot {
-            dir,
+            dir: Arc::new(dir),
             made,
             files: Vec::new(),
             kept: false,
@@ -222,13 +223,9 @@ impl NewSnapshot {
         })
     }
 
-    /// Another handle to the directory.
-    pub(crate) fn dir(&self) -> Result<SnapshotDir, SnapshotError> {
-        let fd = self.dir.fd.try_clone();
-        Ok(SnapshotDir {
-            fd: fd.map_err(SnapshotError::io(&self.dir.path))?,
-            path: self.dir.path.clone(),
-        })
+    /// The directory.
+    pub(crate) fn dir(&self) -> Arc<SnapshotDir> {
+        self.dir.clone()
     }
 
     /// Creates an empty file in it.
@@ -259,8 +256,8 @@ impl NewSnapshot {
         Ok(self)
     }
 
-    /// Keeps the complete snapshot.
-    pub(crate) fn keep(mut self) -> Result<SnapshotDir, SnapshotError> {
+    /// Keeps the complete snapshot. It cannot fail, because who lets the VM go on must know a snapshot that stays.
+    pub(crate) fn keep(mut self) -> Arc<SnapshotDir> {
         self.kept = true;
         self.dir()
     }

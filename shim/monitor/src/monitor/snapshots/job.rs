@@ -135,7 +135,7 @@ impl SnapshotJob {
                 made = Err(error);
             }
         }
-        let made = made.and_then(|made| Ok((made.complete.keep()?, made.outside, made.sizes_stay)));
+        let made = made.map(|made| (made.complete.keep(), made.outside, made.sizes_stay));
         if held {
             self.release().await;
         }
@@ -147,7 +147,7 @@ impl SnapshotJob {
                 let done = SnapshotDone { paused, outside };
                 let _ = progress.send(Ok(of(Progress::Done(done)))).await;
                 fragile.then(|| FragileSnapshot {
-                    dir: Arc::new(dir),
+                    dir,
                     _sizes_stay: sizes_stay,
                 })
             }
@@ -202,7 +202,7 @@ impl SnapshotJob {
         });
         let (state_bytes, memory_bytes, time) = synced.await?;
         let checksums = match checksums {
-            Some(sums) => Some(self.sum(new.dir()?, sums, disks.clone()).await?),
+            Some(sums) => Some(self.sum(new.dir(), sums, disks.clone()).await?),
             None => None,
         };
         let vmi = self.sources.vmi.clone();
@@ -375,7 +375,12 @@ impl SnapshotJob {
     }
 
     /// Writes the checksums into `sums`.
-    async fn sum(&self, dir: SnapshotDir, sums: File, disks: Vec<SavedDisk>) -> Result<Checksums, VmError> {
+    async fn sum(
+        &self,
+        dir: Arc<SnapshotDir>,
+        sums: File,
+        disks: Vec<SavedDisk>,
+    ) -> Result<Checksums, VmError> {
         let reports = Reports::new(&self.progress);
         let cancel = CancelOnDrop(Arc::default());
         let cancelled = cancel.0.clone();

@@ -64,7 +64,7 @@ impl Saved {
             checksums: Some(checksums),
             ..snapshot
         };
-        new.complete(&snapshot).unwrap().keep().unwrap();
+        new.complete(&snapshot).unwrap().keep();
         Saved { _home: home, path }
     }
 
@@ -93,13 +93,7 @@ impl Saved {
 
 fn write(new: &mut NewSnapshot, cancelled: &AtomicBool) -> Result<Checksums, SnapshotError> {
     let sums = new.file(CHECKSUMS).unwrap();
-    Checksums::write(
-        &new.dir().unwrap(),
-        &sums,
-        &snapshot().disks,
-        cancelled,
-        |_, _| {},
-    )
+    Checksums::write(&new.dir(), &sums, &snapshot().disks, cancelled, |_, _| {})
 }
 
 fn damaged(name: &str, offset: u64) -> Result<(), String> {

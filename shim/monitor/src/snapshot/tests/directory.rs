@@ -1,6 +1,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -15,7 +16,7 @@ fn home() -> (tempfile::TempDir, PathBuf) {
 }
 
 /// Makes a snapshot with a state of 3 and a memory of 4 bytes.
-fn make(path: &Path, snapshot: &Snapshot) -> SnapshotDir {
+fn make(path: &Path, snapshot: &Snapshot) -> Arc<SnapshotDir> {
     let mut new = NewSnapshot::create(path).unwrap();
     for (name, content) in [(STATE, "abc"), (MEMORY, "abcd")] {
         let mut file = new.file(name).unwrap();
@@ -35,7 +36,7 @@ fn make(path: &Path, snapshot: &Snapshot) -> SnapshotDir {
         memory_bytes: 4,
         ..snapshot.clone()
     };
-    new.complete(&snapshot).unwrap().keep().unwrap()
+    new.complete(&snapshot).unwrap().keep()
 }
 
 fn said<T: std::fmt::Debug>(result: Result<T, SnapshotError>, path: &Path) -> String {
