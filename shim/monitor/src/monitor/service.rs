@@ -299,7 +299,7 @@ impl Pod for Service {
         request: Request<AddInterfaceRequest>,
     ) -> Result<Response<AddInterfaceResponse>, Status> {
         self.interfaces
-            .add(request.into_inner(), NicDhcp::default())
+            .add(request.into_inner(), NicDhcp::default(), true)
             .await?;
         Ok(Response::new(AddInterfaceResponse {}))
     }

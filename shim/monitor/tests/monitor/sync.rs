@@ -446,7 +446,13 @@ pub fn sync_applies_interfaces() {
         (&["InterfaceRemoved red".to_owned()][..], true)
     );
     assert_eq!(phases, ["default Ready", "red Absent"]);
-    go(&mut vm, default("up"), red("down"));
+    let (changes, _, _) = go(&mut vm, default("up"), red("down"));
+    assert_eq!(changes, ["InterfaceAdded red"]);
+    eventually("its link is down from the start", || {
+        let said = vm.said();
+        let mut nics = said.lines().rev().filter(|line| line.starts_with("nic red "));
+        nics.next().is_some_and(|nic| nic.ends_with(" down"))
+    });
     let shown: HashMap<String, bool> = vm
         .info()
         .interfaces

@@ -40,7 +40,12 @@ pub(super) enum InterfaceCommand {
         oneshot::Sender<Result<Vec<OpenNic>, VmNetworkError>>,
     ),
     VmStarted(VmmConnection),
-    Add(AddInterfaceRequest, NicDhcp, Reply<()>),
+    Add {
+        request: AddInterfaceRequest,
+        dhcp: NicDhcp,
+        link_up: bool,
+        reply: Reply<()>,
+    },
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
     ConfigLock(Reply<(ConfigLock, Vec<PluggedInterface>)>),
@@ -96,14 +101,20 @@ impl InterfacesHandle {
         counted.collect()
     }
 
-    /// Plugs an interface.
+    /// Plugs an interface, with its link up or down. One that is present stays as it is.
     pub(in crate::monitor) async fn add(
         &self,
         request: AddInterfaceRequest,
         dhcp: NicDhcp,
+        link_up: bool,
     ) -> Result<(), VmError> {
-        self.ask(|reply| InterfaceCommand::Add(request, dhcp, reply))
-            .await
+        let command = |reply| InterfaceCommand::Add {
+            request,
+            dhcp,
+            link_up,
+            reply,
+        };
+        self.ask(command).await
     }
 
     /// Unplugs a hotplugged interface. On a timeout the removal continues in the background.

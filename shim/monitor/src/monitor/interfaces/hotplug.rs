@@ -24,7 +24,12 @@ const MAX_NAME: usize = 253;
 /// Maximum time for the VMM to add a NIC or to set its link state.
 const AT_ONCE: Duration = Duration::from_secs(30);
 impl InterfacesActor {
-    pub(super) async fn add(&mut self, request: AddInterfaceRequest, dhcp: NicDhcp) -> Result<(), VmError> {
+    pub(super) async fn add(
+        &mut self,
+        request: AddInterfaceRequest,
+        dhcp: NicDhcp,
+        link_up: bool,
+    ) -> Result<(), VmError> {
         let AddInterfaceRequest { name, device, mac } = request;
         if !is_name(&name) {
             let text = format!(
@@ -63,7 +68,7 @@ impl InterfacesActor {
                 owner: vm_network.defaults.owner,
             },
             options: vm_network.defaults.options(&dhcp),
-            link_up: true,
+            link_up,
         };
         let PreparedInterface {
             nic,

@@ -108,7 +108,12 @@ impl InterfacesActor {
         match command {
             InterfaceCommand::Prepare(plugged, reply) => drop(reply.send(self.prepare(plugged).await)),
             InterfaceCommand::VmStarted(connection) => self.connection = Some(connection),
-            InterfaceCommand::Add(request, dhcp, reply) => drop(reply.send(self.add(request, dhcp).await)),
+            InterfaceCommand::Add {
+                request,
+                dhcp,
+                link_up,
+                reply,
+            } => drop(reply.send(self.add(request, dhcp, link_up).await)),
             InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
             InterfaceCommand::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
             InterfaceCommand::ConfigLock(reply) => drop(reply.send(self.lock_config())),

@@ -109,7 +109,7 @@ impl VmiSync {
             mac: nic.mac.map(|mac| MacAddr(mac).to_string()).unwrap_or_default(),
         };
         // If the interface is present, this checks that it is the same one.
-        match self.interfaces.add(request, nic.dhcp).await {
+        match self.interfaces.add(request, nic.dhcp, nic.link_up).await {
             Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
             Ok(()) => {}
             Err(refused) => {
