@@ -24,8 +24,7 @@ pub use error::{AgentError, Fault};
 pub use freeze::FreezeGuard;
 pub use poller::{Answer, Answers, Intervals, Poller, Query};
 pub use support::{
-    BASIC_COMMANDS, PASSWORD_COMMANDS, RequiredCommands, SSH_COMMANDS, SSH_FILE_COMMANDS, Unsupported,
-    check_support,
+    BASIC_COMMANDS, PASSWORD_COMMANDS, RequiredCommands, SSH_COMMANDS, Unsupported, check_support,
 };
 pub use types::{
     AgentInfo, CommandInfo, DiskAddress, Exec, ExecOutput, ExecStatus, FileSystem, FsFreezeStatus, IpAddress,

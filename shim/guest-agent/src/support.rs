@@ -23,16 +23,6 @@ pub const SSH_COMMANDS: [&str; 3] = [
     "guest-ssh-remove-authorized-keys",
 ];
 
-/// Commands by which KubeVirt writes public keys if an agent lacks [`SSH_COMMANDS`].
-pub const SSH_FILE_COMMANDS: [&str; 6] = [
-    "guest-exec-status",
-    "guest-exec",
-    "guest-file-open",
-    "guest-file-close",
-    "guest-file-read",
-    "guest-file-write",
-];
-
 /// Commands for access credentials with passwords.
 pub const PASSWORD_COMMANDS: [&str; 1] = ["guest-set-user-password"];
 
@@ -50,14 +40,15 @@ pub struct RequiredCommands {
 pub enum Unsupported {
     #[error("the guest agent lacks the basic commands {}", .0.join(", "))]
     Basic(Vec<&'static str>),
-    /// Those of [`SSH_COMMANDS`]; some of [`SSH_FILE_COMMANDS`] are missing as well.
+    /// Those of [`SSH_COMMANDS`].
     #[error("the guest agent lacks {} for public keys", .0.join(", "))]
     Ssh(Vec<&'static str>),
     #[error("the guest agent lacks {} for passwords", .0.join(", "))]
     Password(Vec<&'static str>),
 }
 
-/// Checks an agent by KubeVirt's rules.
+/// Checks an agent by KubeVirt's rules, but that public keys need [`SSH_COMMANDS`]: KubeVirt can also write them by
+/// `guest-exec` and `guest-file-write`.
 ///
 /// # Errors
 /// The first set of which a command is missing or switched off: basic, public keys, passwords.
@@ -67,7 +58,7 @@ pub fn check_support(info: &AgentInfo, needs: RequiredCommands) -> Result<(), Un
         return Err(Unsupported::Basic(basic));
     }
     let ssh = info.missing(&SSH_COMMANDS);
-    if needs.ssh && !ssh.is_empty() && !info.missing(&SSH_FILE_COMMANDS).is_empty() {
+    if needs.ssh && !ssh.is_empty() {
         return Err(Unsupported::Ssh(ssh));
     }
     let password = info.missing(&PASSWORD_COMMANDS);
@@ -136,9 +127,20 @@ mod tests {
             check_support(&basic, needs),
             Err(Unsupported::Ssh(SSH_COMMANDS.to_vec()))
         );
-        let by_file = info(BASIC_COMMANDS.iter().chain(&SSH_FILE_COMMANDS));
+        // As qemu-ga before 5.2.
+        let by_file = [
+            "guest-exec-status",
+            "guest-exec",
+            "guest-file-open",
+            "guest-file-write",
+        ];
         assert_eq!(
-            check_support(&by_file, needs),
+            check_support(&info(BASIC_COMMANDS.iter().chain(&by_file)), needs),
+            Err(Unsupported::Ssh(SSH_COMMANDS.to_vec()))
+        );
+        let ssh = info(BASIC_COMMANDS.iter().chain(&SSH_COMMANDS));
+        assert_eq!(
+            check_support(&ssh, needs),
             Err(Unsupported::Password(PASSWORD_COMMANDS.to_vec()))
         );
         let all = info(
