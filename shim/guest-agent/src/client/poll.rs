@@ -13,7 +13,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
     /// Asks what the poller wants to know. `limit` is that of each command.
     ///
     /// # Errors
-    /// See [`AgentError`]. Commands of [`Query::System`] that the agent refuses leave their part out instead.
+    /// See [`AgentError`]. Commands of [`Query::System`] that the agent refuses, or answers late or badly, leave their
+    /// part out instead.
     pub async fn query(&mut self, query: Query, limit: Duration) -> Result<Answer, AgentError> {
         Ok(match query {
             Query::Version => Answer::Version(self.info(limit).await?),
@@ -21,20 +22,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
             Query::FsFreezeStatus => Answer::FsFreezeStatus(self.fsfreeze_status(limit).await?),
             Query::Users => Answer::Users(self.users(limit).await?),
             Query::Load => Answer::Load(self.load(limit).await?),
+            // Last the reply that may be long, or take long.
             Query::System => Answer::System(Box::new(System {
-                interfaces: unless_refused(self.network_interfaces(limit).await)?,
-                os: unless_refused(self.os_info(limit).await)?,
-                host_name: unless_refused(self.host_name(limit).await)?,
-                time_zone: unless_refused(self.time_zone(limit).await)?,
+                os: part(self.os_info(limit).await)?,
+                host_name: part(self.host_name(limit).await)?,
+                time_zone: part(self.time_zone(limit).await)?,
+                interfaces: part(self.network_interfaces(limit).await)?,
             })),
         })
     }
 }
 
-fn unless_refused<T>(result: Result<T, AgentError>) -> Result<Option<T>, AgentError> {
+/// A part of an answer. An error after which the agent may answer another command leaves the part out.
+fn part<T>(result: Result<T, AgentError>) -> Result<Option<T>, AgentError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_from_agent() => Ok(None),
-        Err(error) => Err(error),
+        Err(error @ (AgentError::Disconnected(_) | AgentError::Unresponsive { .. })) => Err(error),
+        Err(_) => Ok(None),
     }
 }

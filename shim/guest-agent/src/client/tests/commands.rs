@@ -125,6 +125,30 @@ async fn a_part_that_is_refused_is_left_out() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_part_with_a_late_or_invalid_reply_is_left_out() {
+    let long = format!("{{\"return\": \"{}\"}}\n", "x".repeat(MAX_REPLY));
+    let replies = ["", "nonsense\n", "{\"return\": 7}\n", &long].map(|reply| reply.as_bytes().to_vec());
+    for bad in ["guest-network-get-interfaces", "guest-get-osinfo"] {
+        for reply in replies.clone() {
+            let (mut client, _agent) = answering(move |name, _| match name {
+                name if name == bad => Reaction::Send(reply.clone()),
+                "guest-get-host-name" => result(r#"{"host-name": "vm"}"#),
+                "guest-get-osinfo" => result(r#"{"id": "debian"}"#),
+                "guest-network-get-interfaces" => result("[]"),
+                _ => result(r#"{"offset": 60}"#),
+            });
+            let Answer::System(system) = client.query(Query::System, SECOND).await.unwrap() else {
+                panic!("not the system");
+            };
+            assert_eq!(system.host_name.as_deref(), Some("vm"));
+            assert_eq!(system.os.is_none(), bad == "guest-get-osinfo");
+            assert_eq!(system.interfaces.is_none(), bad == "guest-network-get-interfaces");
+            assert_eq!(system.time_zone.unwrap().offset, 60);
+        }
+    }
+}
+
 /// The arguments that the agent saw with a command.
 async fn arguments(client: GuestAgent<DuplexStream>, agent: JoinHandle<Vec<Value>>) -> Vec<Value> {
     drop(client);
