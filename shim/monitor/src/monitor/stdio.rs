@@ -1,7 +1,7 @@
 //! The monitor's standard streams: configuration, report and log.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -49,9 +49,19 @@ pub(super) async fn keep_bounded(path: &Path) -> Infallible {
         tokio::time::sleep(CHECK_EVERY).await;
         if rustix::fs::fstat(stderr()).is_ok_and(|log| log.st_size > LOG_BYTES) {
             // If this fails the log keeps growing, which is better than losing it.
-            let _ = std::fs::rename(path, &before).and_then(|()| log_to(path));
+            let _ = rotate(path, &before, log_to);
         }
     }
+}
+
+/// Renames a log and starts a new one by `start`.
+fn rotate(path: &Path, before: &OsStr, start: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    match std::fs::rename(path, before) {
+        // It was renamed earlier, but the new one could not be started.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        renamed => renamed?,
+    }
+    start(path)
 }
 
 /// Writes a file that other commands read.
@@ -78,4 +88,22 @@ fn private(path: &Path, append: bool) -> io::Result<File> {
         options.write(true).truncate(true);
     }
     options.open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_was_renamed_only_is_started_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("monitor.log");
+        let before = folder.path().join("monitor.log.1");
+        std::fs::write(&path, "old").unwrap();
+        let full = |_: &Path| Err(io::Error::other("too many open files"));
+        rotate(&path, before.as_os_str(), full).unwrap_err();
+        rotate(&path, before.as_os_str(), |path| std::fs::write(path, "new")).unwrap();
+        let read = |path| std::fs::read_to_string(path).unwrap();
+        assert_eq!((read(&path), read(&before)), ("new".to_owned(), "old".to_owned()));
+    }
 }
