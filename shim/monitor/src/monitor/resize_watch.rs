@@ -11,6 +11,7 @@ use std::time::Duration;
 use husk_vmi::ClaimSize;
 use husk_volumes::reopen;
 use rustix::fs::{FallocateFlags, FileType, OFlags, fallocate, fstat, fstatvfs, ftruncate, major, minor};
+use rustix::io::Errno;
 
 /// Interval between two checks.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(3);
@@ -31,6 +32,30 @@ struct ImageGrowth {
     bytes: Range<u64>,
     /// The image is fully allocated.
     allocated: bool,
+}
+
+impl ImageGrowth {
+    /// Extends the image by `allocate`, which never shrinks it: the monitor of another VM may have extended it further.
+    fn apply(
+        &self,
+        image: &OwnedFd,
+        allocate: impl FnOnce(&Range<u64>) -> rustix::io::Result<()>,
+    ) -> io::Result<()> {
+        let end = self.bytes.end;
+        let bytes = match self.allocated {
+            true => self.bytes.clone(),
+            // The last block is allocated, and keeps what is there.
+            false => end.saturating_sub(1)..end,
+        };
+        match allocate(&bytes) {
+            // NFSv3 and some FUSE file systems cannot allocate.
+            Err(Errno::OPNOTSUPP) if u64::try_from(fstat(image)?.st_size).is_ok_and(|size| size < end) => {
+                Ok(ftruncate(image, end)?)
+            }
+            Err(Errno::OPNOTSUPP) => Ok(()),
+            done => Ok(done?),
+        }
+    }
 }
 
 impl SizeProbe {
@@ -67,20 +92,19 @@ impl SizeProbe {
     /// Extends an image to the size that its claim has room for, and never shrinks it. A fully allocated image stays
     /// fully allocated. Leaves a block device alone. May block on a network file system.
     pub(super) fn extend(&self, claim: ClaimSize) -> io::Result<()> {
-        let Some(ImageGrowth { bytes, allocated }) = self.growth(claim)? else {
+        let Some(growth) = self.growth(claim)? else {
             return Ok(());
         };
         let image = reopen(&self.file, OFlags::WRONLY)?;
-        match allocated {
-            true => fallocate(
+        let allocate = |bytes: &Range<u64>| {
+            fallocate(
                 &image,
                 FallocateFlags::empty(),
                 bytes.start,
                 bytes.end - bytes.start,
-            )?,
-            false => ftruncate(&image, bytes.end)?,
-        }
-        Ok(())
+            )
+        };
+        growth.apply(&image, allocate)
     }
 
     /// True if [`SizeProbe::extend`] would extend the image. May block on a network file system.
@@ -107,6 +131,8 @@ impl SizeProbe {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]
@@ -149,7 +175,8 @@ pub(super) mod tests {
         let probe = SizeProbe::of(&file).unwrap();
         probe.extend(claim(4)).unwrap();
         assert_eq!(probe.bytes().unwrap(), 4 * MIB);
-        assert_eq!(fstat(&file).unwrap().st_blocks, 0, "a sparse image stays sparse");
+        let allocated = fstat(&file).unwrap().st_blocks as u64 * SECTOR;
+        assert!(allocated < MIB, "a sparse image stays sparse: {allocated}");
         probe.extend(claim(3)).unwrap();
         assert_eq!(probe.bytes().unwrap(), 4 * MIB);
 
@@ -158,5 +185,36 @@ pub(super) mod tests {
         let stat = fstat(&file).unwrap();
         assert_eq!(probe.bytes().unwrap(), 5 * MIB);
         assert!(stat.st_blocks as u64 * SECTOR >= 5 * MIB, "{stat:?}");
+    }
+
+    #[test]
+    fn image_that_another_vm_has_extended_is_not_cut() {
+        const KIB: u64 = 1 << 10;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 * KIB).unwrap();
+        let probe = SizeProbe::of(&file).unwrap();
+        for allocated in [false, true] {
+            for can_allocate in [false, true] {
+                let bytes = 4 * KIB..8 * KIB;
+                let growth = ImageGrowth { bytes, allocated };
+                // Its guest has written there already.
+                file.write_all_at(&[7; 16 << 10], 0).unwrap();
+                let image = reopen(&file, OFlags::WRONLY).unwrap();
+                let allocate = |bytes: &Range<u64>| match can_allocate {
+                    true => fallocate(
+                        &image,
+                        FallocateFlags::empty(),
+                        bytes.start,
+                        bytes.end - bytes.start,
+                    ),
+                    false => Err(Errno::OPNOTSUPP),
+                };
+                growth.apply(&image, allocate).unwrap();
+                assert_eq!(probe.bytes().unwrap(), 16 * KIB);
+                let mut kept = [0; 16 << 10];
+                file.read_exact_at(&mut kept, 0).unwrap();
+                assert_eq!(kept, [7; 16 << 10]);
+            }
+        }
     }
 }
