@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::counters::{DiskCounters, DiskTotals, EngineTotals};
+use crate::discard_thread::DiscardThread;
 use crate::extent::Extent;
 use crate::geometry::{self, Align};
 use crate::syncs::Syncs;
@@ -37,6 +38,8 @@ struct DiskState {
 pub(crate) enum ImageBackend {
     /// A regular file or block device in raw format.
     File(File),
+    /// A block device that is written to, with the thread that discards.
+    Device(File, Arc<DiscardThread>),
     Qcow2(Arc<qcow2::Qcow2Image>),
 }
 
@@ -44,27 +47,35 @@ impl ImageBackend {
     /// True if a failed [`IoCall::Sync`](crate::io_backend::IoCall::Sync) got as far as an fdatasync that failed.
     pub fn sync_failed(&self) -> bool {
         match self {
-            Self::File(_) => true,
+            Self::File(_) | Self::Device(..) => true,
             Self::Qcow2(image) => image.sync_failed(),
+        }
+    }
+
+    /// Unit in bytes that a discard may cover.
+    pub fn discard_block(&self) -> u64 {
+        match self {
+            Self::File(_) | Self::Qcow2(_) => 1,
+            Self::Device(_, discards) => discards.block(),
         }
     }
 }
 
 impl Disk {
-    /// Opens a raw image: a regular file or a block device.
+    /// Opens a raw image: a regular file or a block device. Starts the thread that discards a block device.
     ///
     /// # Errors
     /// `InvalidInput`: the descriptor is neither file nor block device, its size is 0 or not a multiple of the logical
     /// block, the volume cannot have these block sizes, or the access mode or `O_DIRECT` contradicts `options`. The
-    /// text says which.
+    /// text says which. Else the kernel's error.
     pub fn open_raw(image: OwnedFd, options: DiskOptions) -> io::Result<Self> {
         let file = File::from(image);
         let geometry = Geometry::probe(&file, options)?;
-        Ok(Self::new(
-            ImageBackend::File(file),
-            geometry,
-            options.error_policy,
-        ))
+        let backend = match geometry::discard_block(&file)?.filter(|_| !options.read_only) {
+            Some(block) => ImageBackend::Device(file, Arc::new(DiscardThread::new(block)?)),
+            None => ImageBackend::File(file),
+        };
+        Ok(Self::new(backend, geometry, options.error_policy))
     }
 
     /// Opens a qcow2 image and starts the threads that serve it. Clusters that the image does not hold read from
@@ -162,7 +173,7 @@ impl Disk {
     /// `InvalidInput`: less than a block is left. `Unsupported`: it is a qcow2 image. Else the kernel's error. The size
     /// does not change then.
     pub fn refresh(&self) -> io::Result<Geometry> {
-        let ImageBackend::File(file) = &self.0.backend else {
+        let (ImageBackend::File(file) | ImageBackend::Device(file, _)) = &self.0.backend else {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "a qcow2 image is not resized",
@@ -180,7 +191,7 @@ impl Disk {
     /// The kernel's error.
     pub fn write_back(&self) -> io::Result<()> {
         match &self.0.backend {
-            ImageBackend::File(_) => Ok(()),
+            ImageBackend::File(_) | ImageBackend::Device(..) => Ok(()),
             ImageBackend::Qcow2(image) => image.write_back(),
         }
     }
@@ -195,7 +206,7 @@ impl Disk {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let file = match &self.0.backend {
-            ImageBackend::File(file) => file,
+            ImageBackend::File(file) | ImageBackend::Device(file, _) => file,
             ImageBackend::Qcow2(image) => return image.extent(offset),
         };
         let data = seek(file, offset, libc::SEEK_DATA)?.unwrap_or(size).min(size);
@@ -229,19 +240,26 @@ impl Disk {
     /// # Errors
     /// The kernel's error.
     pub fn for_engines(self, engines: u16) -> io::Result<Self> {
-        match &self.0.backend {
-            ImageBackend::File(file) if engines > 1 && self.needs_one_engine() => {
-                geometry::end_direct_io(file)?;
-                let align = Align::NONE;
-                let geometry = Geometry {
-                    align,
-                    ..self.geometry()
-                };
-                let backend = ImageBackend::File(file.try_clone()?);
-                Ok(Self::new(backend, geometry, self.0.policy))
-            }
-            _ => Ok(self),
+        if engines <= 1 || !self.needs_one_engine() {
+            return Ok(self);
         }
+        let without_direct_io = |file: &File| {
+            geometry::end_direct_io(file)?;
+            file.try_clone()
+        };
+        let backend = match &self.0.backend {
+            ImageBackend::File(file) => ImageBackend::File(without_direct_io(file)?),
+            ImageBackend::Device(file, discards) => {
+                ImageBackend::Device(without_direct_io(file)?, Arc::clone(discards))
+            }
+            ImageBackend::Qcow2(_) => return Ok(self),
+        };
+        let align = Align::NONE;
+        let geometry = Geometry {
+            align,
+            ..self.geometry()
+        };
+        Ok(Self::new(backend, geometry, self.0.policy))
     }
 
     pub(crate) fn backend(&self) -> &ImageBackend {
@@ -336,6 +354,17 @@ impl Disk {
             ImageBackend::File(File::open("/dev/null").unwrap()),
             geometry,
             policy,
+        )
+    }
+
+    /// A device with this geometry whose descriptor is that of `file`.
+    #[cfg(test)]
+    pub(crate) fn of_device(file: File, geometry: Geometry) -> Self {
+        let discards = Arc::new(DiscardThread::new(512).unwrap());
+        Self::new(
+            ImageBackend::Device(file, discards),
+            geometry,
+            ErrorPolicy::Report,
         )
     }
 

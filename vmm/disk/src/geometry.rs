@@ -192,6 +192,14 @@ pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64
     }
 }
 
+/// Unit in bytes of the discards of a block device; `None` for a file.
+pub(crate) fn discard_block(file: &File) -> io::Result<Option<u64>> {
+    match file.metadata()?.file_type().is_block_device() {
+        true => device_block(file, libc::BLKSSZGET).map(|block| Some(block.into())),
+        false => Ok(None),
+    }
+}
+
 /// Size of a file or block device in bytes.
 pub(crate) fn volume_size(file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;

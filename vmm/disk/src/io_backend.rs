@@ -18,12 +18,12 @@ pub(crate) enum IoCall {
     },
     /// fdatasync
     Sync,
-    /// fallocate
+    /// fallocate; a hint on a block device is BLKDISCARD, which the device's own thread executes
     Allocate {
         mode: i32,
         offset: u64,
         len: u64,
-        /// The call may fail or do only a part.
+        /// A discard: the call may fail or do only a part.
         hint: bool,
     },
 }

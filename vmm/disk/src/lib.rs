@@ -2,7 +2,7 @@
 //!
 //! A [`Disk`] is a cheap handle to an image that was opened from a descriptor. Each worker owns an [`Engine`], created
 //! once, and attaches the disks that it serves: one for a virtio-blk queue, thousands for a SCSI controller. Disks come
-//! and go while others are busy. Only an engine, and each qcow2 image, has threads or a ring.
+//! and go while others are busy. Only engines, qcow2 images and block devices have threads or a ring.
 
 #![warn(missing_docs)]
 
@@ -11,6 +11,7 @@ mod backend_set;
 mod blocking_call;
 mod completion_queue;
 mod counters;
+mod discard_thread;
 mod disk;
 mod engine;
 mod extent;

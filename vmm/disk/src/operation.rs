@@ -38,6 +38,10 @@ pub(crate) enum OperationKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileTraits {
     pub align: Align,
+    /// A discard does something; cleared by the first refusal.
+    pub discard: bool,
+    /// Unit in bytes that a discard may cover: the logical block of a block device, 1 for a file. A power of two.
+    pub discard_block: u64,
     /// `fallocate` punches holes; cleared by the first refusal.
     pub punch: bool,
     /// `fallocate` zeroes ranges; cleared by the first refusal.
@@ -184,8 +188,8 @@ impl Operation {
                 Stage::Sync
             }
             _ if self.offset == self.end => Stage::Done,
-            OperationKind::Discard if traits.punch => Stage::Punch,
             // A discard is a hint: a file without holes may ignore it.
+            OperationKind::Discard if traits.discard => self.cut(traits.discard_block),
             OperationKind::Discard => Stage::Done,
             OperationKind::Zero { unmap: true } if traits.punch && !self.write_zeroes_explicitly => {
                 Stage::Punch
@@ -196,6 +200,16 @@ impl Operation {
             OperationKind::Read | OperationKind::Write if self.aligned(traits.align) => Stage::Transfer,
             _ => return self.next_piece(traits.align),
         })
+    }
+
+    /// Cuts the range of a discard to whole blocks.
+    fn cut(&mut self, block: u64) -> Stage {
+        self.offset = self.offset.next_multiple_of(block);
+        self.end &= !(block - 1);
+        match self.offset < self.end {
+            true => Stage::Punch,
+            false => Stage::Done,
+        }
     }
 
     /// True if a durable write needs a separate fdatasync instead of RWF_DSYNC. With the page cache, RWF_DSYNC may
@@ -390,10 +404,10 @@ impl Operation {
     }
 
     fn allocated(&mut self, result: i32, traits: &mut FileTraits) -> Stage {
-        let ability = if self.stage == Stage::Punch {
-            &mut traits.punch
-        } else {
-            &mut traits.zero_range
+        let ability = match (self.stage, self.kind) {
+            (Stage::Punch, OperationKind::Discard) => &mut traits.discard,
+            (Stage::Punch, _) => &mut traits.punch,
+            _ => &mut traits.zero_range,
         };
         match -result {
             0 if self.durable => Stage::Sync,
@@ -402,8 +416,8 @@ impl Operation {
                 *ability = false;
                 Stage::Choose
             }
-            // A block device with larger blocks cannot discard this range.
-            libc::EINVAL if self.kind == OperationKind::Discard => Stage::Done,
+            // A device that cannot discard this range, or at all: then the kernel sends no further ones.
+            libc::EINVAL | libc::EREMOTEIO if self.kind == OperationKind::Discard => Stage::Done,
             libc::EINVAL => {
                 self.write_zeroes_explicitly = true;
                 Stage::Choose

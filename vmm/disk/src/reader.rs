@@ -46,7 +46,7 @@ impl DiskReader {
         };
         let align = self.0.align();
         let file = match self.0.backend() {
-            ImageBackend::File(file) => file,
+            ImageBackend::File(file) | ImageBackend::Device(file, _) => file,
             ImageBackend::Qcow2(image) => return image.read(offset, buf),
         };
         if align == Align::NONE {

@@ -31,6 +31,8 @@ pub enum ThreadRole {
     DiskIo,
     /// Serves a qcow2 image.
     Qcow2,
+    /// Discards ranges of a block device.
+    Discard,
     /// Blocking thread of the runtime: opens, resizes and closes disks.
     Blocking,
     /// Finds, reads and unpacks the kernel. Its helper threads inherit the filter.
@@ -41,7 +43,7 @@ pub enum ThreadRole {
 
 impl ThreadRole {
     /// All roles.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Control,
         Self::Machine,
         Self::Vcpu,
@@ -56,6 +58,7 @@ impl ThreadRole {
         Self::Lun,
         Self::DiskIo,
         Self::Qcow2,
+        Self::Discard,
         Self::Blocking,
         Self::Boot,
         Self::Convert,
@@ -88,7 +91,7 @@ impl ThreadRole {
                 Self::Vsock,
             ],
             Self::Scsi => &[Self::Lun],
-            Self::Blocking => &[Self::Qcow2],
+            Self::Blocking => &[Self::Qcow2, Self::Discard],
             Self::Blk
             | Self::Net
             | Self::NetControl
@@ -99,6 +102,7 @@ impl ThreadRole {
             | Self::Lun
             | Self::DiskIo
             | Self::Qcow2
+            | Self::Discard
             | Self::Boot
             | Self::Convert => &[],
         }

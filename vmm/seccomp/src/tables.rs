@@ -255,6 +255,9 @@ const BLOCK_DEVICES: &[AllowedSyscall] = &[
     ioctl(0x8008_1272), // BLKGETSIZE64
 ];
 
+/// `fallocate` cannot discard on a block device.
+const DISCARD: &[AllowedSyscall] = &[ioctl(0x1277)]; // BLKDISCARD
+
 /// A SCSI device of the host, and the channel to the monitor, which executes what takes a privilege.
 const SCSI_GENERIC: &[AllowedSyscall] = &[
     ioctl(0x2285), // SG_IO
@@ -398,6 +401,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
         ThreadRole::Lun => &[RUNTIME, SCSI_GENERIC],
         ThreadRole::DiskIo => &[RUNTIME, DISK_CALLS],
         ThreadRole::Qcow2 | ThreadRole::Convert => &[RUNTIME, READ_FILES, WRITE_FILES],
+        ThreadRole::Discard => &[RUNTIME, DISCARD],
         ThreadRole::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
         ThreadRole::Boot => &[RUNTIME, STARTING, READ_FILES],
     }

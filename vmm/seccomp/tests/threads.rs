@@ -151,6 +151,7 @@ fn ioctls_are_restricted_by_role() {
     const SG_IO: usize = 0x2285;
     const TUNSETOFFLOAD: usize = 0x4004_54d0;
     const TIOCSTI: usize = 0x5412;
+    const BLKDISCARD: usize = 0x1277;
     let no_file = usize::MAX;
     for (request, roles) in [
         (KVM_RUN, &[ThreadRole::Vcpu][..]),
@@ -169,6 +170,10 @@ fn ioctls_are_restricted_by_role() {
             &[ThreadRole::Machine, ThreadRole::Vcpu, ThreadRole::NetControl],
         ),
         (TIOCSTI, &[]),
+        (
+            BLKDISCARD,
+            &[ThreadRole::Control, ThreadRole::Discard, ThreadRole::Blocking],
+        ),
     ] {
         for role in ThreadRole::ALL {
             let expected = if roles.contains(&role) {

@@ -75,7 +75,7 @@ impl Actor {
                         epoll = self.watch(stop)?;
                     }
                 }
-                // The first qcow2 disk changes the engine's event.
+                // The first qcow2 image or block device changes the engine's event.
                 if self.engine_event() != engine {
                     epoll = self.watch(stop)?;
                 }

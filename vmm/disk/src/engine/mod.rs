@@ -157,8 +157,8 @@ impl Engine {
         self.depth
     }
 
-    /// Attaches a disk, with the disk's own error policy. The first qcow2 disk changes the descriptor that
-    /// [`Engine::event`] returns.
+    /// Attaches a disk, with the disk's own error policy. The first qcow2 image or block device changes the descriptor
+    /// that [`Engine::event`] returns.
     ///
     /// # Errors
     /// `QuotaExceeded`: the maximum number of disks is attached. `ResourceBusy`: another engine serves the disk, and it
@@ -184,6 +184,8 @@ impl Engine {
             image,
             traits: FileTraits {
                 align: disk.align(),
+                discard: true,
+                discard_block: disk.backend().discard_block(),
                 punch: true,
                 zero_range: true,
             },

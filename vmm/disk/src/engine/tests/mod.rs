@@ -12,6 +12,7 @@ use crate::io_backend::IoCall;
 use crate::{Geometry, IoBuffer, IoRequest, SECTOR};
 
 mod counted;
+mod discard;
 mod held;
 mod kernel;
 mod many;
