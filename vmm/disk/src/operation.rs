@@ -343,13 +343,20 @@ impl Operation {
             // Chooses again for what is left.
             Stage::Transfer => Stage::Choose,
             // The page cache may have dropped what was written, so it is written again.
-            Stage::Sync if !self.is_flush() => {
-                self.offset = self.start;
-                self.first = 0;
-                Stage::Choose
-            }
+            Stage::Sync if !self.is_flush() => return self.restart(),
             stage => stage,
         };
+    }
+
+    /// Starts a failed request again from its first byte.
+    pub fn restart(&mut self) {
+        self.offset = self.start;
+        if let Some(buffer) = self.buffers.get_mut(self.first) {
+            let done = std::mem::take(&mut self.done_of_first);
+            *buffer = IoBuffer::new(buffer.start().wrapping_sub(done), buffer.len() + done);
+        }
+        self.first = 0;
+        self.stage = Stage::Choose;
     }
 
     /// Error number of a failed request.

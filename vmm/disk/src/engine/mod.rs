@@ -278,13 +278,18 @@ impl Engine {
         self.stopped.retain(|stopped| stopped.disk != disk);
         for tag in self.release_held(disk.slot) {
             let request = &mut self.requests[usize::from(tag)];
-            (request.failed_syncs, request.synced) = (failed_syncs, None);
+            let before = std::mem::replace(&mut request.failed_syncs, failed_syncs);
+            request.synced = None;
             let operation = &mut request.operation;
             if operation.end() > size {
                 // The disk shrank in the meantime.
                 self.end(tag, Err(io::ErrorKind::InvalidInput.into()));
             } else {
-                operation.retry();
+                match before == failed_syncs || operation.is_flush() {
+                    true => operation.retry(),
+                    // The page cache may have dropped the part that was written before it failed.
+                    false => operation.restart(),
+                }
                 self.advance(tag);
             }
         }

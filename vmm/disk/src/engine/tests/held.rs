@@ -210,6 +210,33 @@ fn a_durable_write_whose_sync_failed_is_written_again() {
     }
 }
 
+#[test]
+fn a_held_durable_write_is_written_again_if_a_sync_failed_meanwhile() {
+    let geometry = Geometry {
+        write_cache: false,
+        ..geometry(NONE)
+    };
+    let mut bench = bench_of(geometry, ErrorPolicy::NoSpace, 1, true);
+    let mut memory: Vec<u8> = (0..8192).map(|i| (i / 100) as u8).collect();
+    let expected = memory.clone();
+    let pieces = buffers(&mut memory, 1000);
+    bench.kernel.lock().unwrap().room = Some(1500);
+    submit(&mut bench, 0, write(0, &pieces));
+    assert!(drain(&mut bench.engine).is_empty());
+    fail_syncs(&bench, Some(libc::EIO));
+    assert!(one(&mut bench, IoRequest::Flush).is_err());
+    fail_syncs(&bench, None);
+    {
+        let mut kernel = bench.kernel.lock().unwrap();
+        // The page cache drops what it could not write.
+        kernel.images[0].fill(0xdd);
+        kernel.room = None;
+    }
+    bench.engine.retry_held(bench.disk);
+    assert!(drain(&mut bench.engine)[0].result.is_ok());
+    assert!(bench.kernel.lock().unwrap().images[0][..8192] == expected);
+}
+
 /// More requests than bounce buffers, and some of one block.
 #[test]
 fn requests_that_wait_for_held_requests_are_held_too() {

@@ -27,6 +27,8 @@ pub struct Kernel {
     pub sync_failure: Option<i32>,
     /// One in so many calls fails with ENOSPC; syncs do not.
     pub shortage: Option<u64>,
+    /// Writes move this many bytes, and then fail with ENOSPC.
+    pub room: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -96,6 +98,15 @@ impl Kernel {
         } else {
             1 + self.random(units)
         } * self.align.offset;
+        let moved = match &mut self.room {
+            Some(0) if write => return -libc::ENOSPC,
+            Some(room) if write => {
+                let moved = moved.min(*room);
+                *room -= moved;
+                moved
+            }
+            _ => moved,
+        };
         let mut at = offset as usize;
         let mut rest = moved as usize;
         for buffer in buffers {
@@ -192,7 +203,7 @@ pub fn bench(align: Align, seed: u64, fallocate: bool) -> Bench {
 
 pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: bool) -> Bench {
     let content: Vec<u8> = (0..SECTORS * SECTOR).map(|i| (i / SECTOR) as u8 ^ 0x5a).collect();
-    let (calls, failure, sync_failure, shortage) = (Vec::new(), None, None, None);
+    let (calls, failure, sync_failure, shortage, room) = (Vec::new(), None, None, None, None);
     let kernel = Kernel {
         images: vec![content; 2],
         align: geometry.align,
@@ -202,6 +213,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
         failure,
         sync_failure,
         shortage,
+        room,
     };
     let kernel = Arc::new(Mutex::new(kernel));
     let fake = Fake {
