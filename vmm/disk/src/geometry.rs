@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use crate::{BlockSize, CacheMode, DiskOptions, SECTOR};
@@ -34,6 +34,8 @@ pub struct Geometry {
     pub write_cache: bool,
     /// Alignment of direct I/O; 1 and 1 without direct I/O.
     pub(crate) align: Align,
+    /// A write through the page cache can take the error of earlier writes, which no sync reports then.
+    pub(crate) late_errors: bool,
 }
 
 /// See [`Geometry::max_discard`].
@@ -134,7 +136,10 @@ impl Geometry {
         } else {
             Align::NONE
         };
-        let geometry = Self::of(&file_geometry, options, align)?;
+        let geometry = Self {
+            late_errors: has_late_errors(file),
+            ..Self::of(&file_geometry, options, align)?
+        };
         if !size.is_multiple_of(align.offset) {
             return Err(invalid(format!(
                 "size {size} is not a multiple of {}, which O_DIRECT needs on this file: use another cache mode",
@@ -145,13 +150,14 @@ impl Geometry {
     }
 
     /// The geometry of an image of `size` bytes that allocates clusters.
-    pub(crate) fn of_image(size: u64, cluster: u64, options: DiskOptions) -> io::Result<Self> {
+    pub(crate) fn of_image(file: &File, size: u64, cluster: u64, options: DiskOptions) -> io::Result<Self> {
         let geometry = Self::of(&FileGeometry::of_image(size), options, Align::NONE)?;
         // A discard looks at each of its clusters while the image serves nothing else.
         let max_discard = geometry.max_discard.min(cluster * 8192);
         Ok(Self {
             discard_granularity: geometry.physical_block.max(cluster as u32),
             max_discard,
+            late_errors: has_late_errors(file),
             ..geometry
         })
     }
@@ -176,8 +182,34 @@ impl Geometry {
             read_only: options.read_only,
             write_cache: !options.read_only && options.cache != CacheMode::Writethrough,
             align,
+            late_errors: false,
         })
     }
+}
+
+/// True if writes report errors of writeback: NFS does so if the volume is full.
+fn has_late_errors(file: &File) -> bool {
+    file_system(file.as_fd()) == Some(libc::NFS_SUPER_MAGIC)
+}
+
+/// `f_type` of the file system of a regular file; `None` for a device, whose node is elsewhere than its data.
+pub(crate) fn file_system(file: BorrowedFd<'_>) -> Option<libc::c_long> {
+    if !is_regular(file) {
+        return None;
+    }
+    // SAFETY: all-zero bytes are a valid statfs.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one statfs, for which there is room.
+    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } < 0;
+    (!failed).then_some(found.f_type)
+}
+
+fn is_regular(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: all-zero bytes are a valid stat.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one stat, for which there is room.
+    let status = unsafe { libc::fstat(file.as_raw_fd(), &raw mut found) };
+    status == 0 && found.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 /// The current size of `file`, rounded down to whole blocks of the disk.

@@ -369,6 +369,16 @@ impl Operation {
         self.stage == Stage::Failed && self.failure.1 == Stage::Sync
     }
 
+    /// True if the failed step was a write to the file.
+    pub fn failed_to_write(&self) -> bool {
+        let write = self.kind == OperationKind::Write;
+        self.stage == Stage::Failed
+            && matches!(
+                (self.failure.1, write),
+                (Stage::Drain, _) | (Stage::Transfer, true)
+            )
+    }
+
     /// Fills the rest of a read with zeroes.
     pub fn zero_rest(&mut self) {
         if self.kind == OperationKind::Read {

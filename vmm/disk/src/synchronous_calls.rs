@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::blocking_call::perform;
+use crate::geometry::file_system;
 use crate::io_backend::IoCall;
 
 /// `f_type` of ramfs.
@@ -100,30 +101,12 @@ impl SynchronousCalls {
 }
 
 fn synchronous(file: BorrowedFd<'_>) -> Synchronous {
-    // The node of a block device may be on tmpfs, and its data is not.
-    if !is_regular(file) {
-        return Synchronous::None;
-    }
-    // SAFETY: all-zero bytes are a valid statfs.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one statfs, for which there is room.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } < 0 {
-        return Synchronous::None;
-    }
-    match found.f_type {
-        libc::TMPFS_MAGIC | RAMFS_MAGIC => Synchronous::AllButAllocate(file.as_raw_fd()),
+    match file_system(file) {
+        Some(libc::TMPFS_MAGIC | RAMFS_MAGIC) => Synchronous::AllButAllocate(file.as_raw_fd()),
         // Also ext2's and ext3's.
-        libc::EXT4_SUPER_MAGIC if uses_page_cache(file) => Synchronous::Writes(file.as_raw_fd()),
+        Some(libc::EXT4_SUPER_MAGIC) if uses_page_cache(file) => Synchronous::Writes(file.as_raw_fd()),
         _ => Synchronous::None,
     }
-}
-
-fn is_regular(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: all-zero bytes are a valid stat.
-    let mut found: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one stat, for which there is room.
-    let status = unsafe { libc::fstat(file.as_raw_fd(), &raw mut found) };
-    status == 0 && found.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 fn uses_page_cache(file: BorrowedFd<'_>) -> bool {

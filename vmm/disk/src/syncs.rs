@@ -43,9 +43,14 @@ impl Syncs {
         started.running.retain(|running| *running != number);
         // The lock is held: a thread that sees the end of the sync also sees its error.
         if errno != 0 {
-            self.errno.store(errno, Ordering::Relaxed);
-            self.failed.fetch_add(1, Ordering::Relaxed);
+            self.note_loss(errno);
         }
+    }
+
+    /// Counts a loss of earlier writes as a failed sync.
+    pub fn note_loss(&self, errno: i32) {
+        self.errno.store(errno, Ordering::Relaxed);
+        self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Number of the next sync. All that run now have lower ones.

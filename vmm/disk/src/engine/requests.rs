@@ -260,6 +260,9 @@ impl Engine {
             return;
         };
         let error = io::Error::from_raw_os_error(errno);
+        if request.operation.failed_to_write() {
+            attached.note_late_error(errno);
+        }
         if attached.policy.holds(errno) {
             request.held = true;
             if !std::mem::replace(&mut attached.stop_reported, true) {

@@ -15,8 +15,23 @@ impl AttachedDisk {
     fn note_loss(&self, errno: i32) {
         let disk = self.image.disk();
         let geometry = disk.geometry();
-        if geometry.write_cache && geometry.align == Align::NONE && disk.backend().sync_failed() {
+        let lost = disk.backend().sync_failed() || geometry.late_errors;
+        if geometry.write_cache && geometry.align == Align::NONE && lost {
             disk.set_flush_error(errno);
+        }
+    }
+
+    /// Records the error of a write that may be one of earlier writes to the page cache: the next fdatasync would
+    /// succeed without them.
+    pub(super) fn note_late_error(&self, errno: i32) {
+        let disk = self.image.disk();
+        let geometry = disk.geometry();
+        let late = matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EIO);
+        if late && geometry.late_errors && geometry.align == Align::NONE {
+            if geometry.write_cache {
+                disk.set_flush_error(errno);
+            }
+            disk.syncs().note_loss(errno);
         }
     }
 }

@@ -60,8 +60,8 @@ impl ImageContent {
         let (access, header) = open_image(&file, base, !options.read_only)?;
         Ok(Self {
             access: RwLock::new(Some(access)),
+            geometry: Geometry::of_image(&file, header.size, header.cluster, options)?,
             file,
-            geometry: Geometry::of_image(header.size, header.cluster, options)?,
             cluster: header.cluster,
             broken: AtomicBool::new(false),
             sync_failed: AtomicBool::new(false),

@@ -184,6 +184,7 @@ pub fn geometry(align: Align) -> Geometry {
         read_only: false,
         write_cache: true,
         align,
+        late_errors: false,
     }
 }
 

@@ -138,6 +138,38 @@ fn a_sync_counts_once_those_of_other_engines_beside_it_have_ended() {
 }
 
 #[test]
+fn a_write_may_take_the_error_of_earlier_ones() {
+    let mut memory = vec![7; 512];
+    let pieces = buffers(&mut memory, 512);
+    for (late_errors, write_cache, errno) in [
+        (true, true, libc::ENOSPC),
+        (true, false, libc::EDQUOT),
+        (true, true, libc::ENOMEM),
+        (false, true, libc::ENOSPC),
+        (false, false, libc::ENOSPC),
+    ] {
+        let geometry = Geometry {
+            write_cache,
+            late_errors,
+            ..geometry(NONE)
+        };
+        let mut served = serve(&Disk::without_image(geometry, ErrorPolicy::Report));
+        served.write(0, &pieces);
+        let second = IoRequest::Write {
+            offset: 4096,
+            buffers: &pieces,
+            durable: false,
+        };
+        served.start(1, second);
+        assert_eq!(served.finish(1, Err(errno)), [(1, Some(errno))]);
+        let lost = (late_errors && errno != libc::ENOMEM).then_some(errno);
+        assert_eq!(served.finish(0, Ok(())), [(0, lost)]);
+        served.start(2, IoRequest::Flush);
+        assert_eq!(served.finish(2, Ok(())), [(2, lost.filter(|_| write_cache))]);
+    }
+}
+
+#[test]
 fn the_last_sync_of_an_engine_counts() {
     let disk = disk(true);
     let [mut first, mut second] = [serve(&disk), serve(&disk)];
