@@ -164,6 +164,11 @@ impl BackendSet {
         Ok(())
     }
 
+    /// See [`IoBackend::set_disks`].
+    pub fn set_disks(&mut self, disks: usize) {
+        self.files.set_disks(disks);
+    }
+
     /// See [`IoBackend::push`].
     ///
     /// # Safety

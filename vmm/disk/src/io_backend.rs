@@ -50,6 +50,9 @@ pub(crate) trait IoBackend: Debug + Send {
     /// Detaches the file in `slot`, which has no call in flight.
     fn detach(&mut self, slot: u32) -> io::Result<()>;
 
+    /// Tells how many disks the engine serves, those of other backends included.
+    fn set_disks(&mut self, disks: usize);
+
     /// Takes a call on the file in `slot`, under a tag that no other call in flight has. May carry it out at once.
     ///
     /// # Safety

@@ -5,7 +5,7 @@
 //!
 //! - tmpfs and ramfs, which have no device and nothing to sync;
 //! - ext4 for writes to the page cache. These can wait, for writeback or for the journal. While they take long, the
-//!   ring has them.
+//!   ring has them, and always if the engine serves several disks: the others would wait, too.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ enum Synchronous {
 pub(crate) struct SynchronousCalls {
     /// Indexed by slot.
     files: Vec<Synchronous>,
+    /// Disks of the engine.
+    disks: usize,
     /// Moving average.
     write_time: Duration,
     /// Until then the ring has the writes to ext4.
@@ -53,6 +55,11 @@ impl SynchronousCalls {
 
     pub fn detach(&mut self, slot: u32) {
         self.set(slot, Synchronous::None);
+    }
+
+    /// See [`IoBackend::set_disks`](crate::io_backend::IoBackend::set_disks).
+    pub fn set_disks(&mut self, disks: usize) {
+        self.disks = disks;
     }
 
     fn set(&mut self, slot: u32, calls: Synchronous) {
@@ -76,7 +83,7 @@ impl SynchronousCalls {
                 // SAFETY: the file stays attached, and the caller guarantees the call's memory.
                 Some(unsafe { perform(fd, call) })
             }
-            (Synchronous::Writes(fd), IoCall::Write { durable: false, .. }) => {
+            (Synchronous::Writes(fd), IoCall::Write { durable: false, .. }) if self.disks == 1 => {
                 let start = Instant::now();
                 if self.ring_until.is_some_and(|end| start < end) {
                     return None;
@@ -189,7 +196,24 @@ mod tests {
     fn writes(file: &File) -> SynchronousCalls {
         let mut calls = SynchronousCalls::default();
         calls.set(0, Synchronous::Writes(file.as_raw_fd()));
+        calls.set_disks(1);
         calls
+    }
+
+    #[test]
+    fn the_ring_has_writes_that_other_disks_would_wait_for() {
+        let file = memory_file();
+        let mut calls = writes(&file);
+        let mut bytes = [1; 8];
+        let buffer = Buffer::new(&mut bytes);
+        for (disks, result) in [(1, Some(8)), (2, None), (3, None), (1, Some(8))] {
+            calls.set_disks(disks);
+            assert_eq!(execute(&mut calls, 0, buffer.write(false)), result, "{disks}");
+        }
+        let mut calls = SynchronousCalls::default();
+        calls.attach(0, file.as_fd());
+        calls.set_disks(2);
+        assert_eq!(execute(&mut calls, 0, buffer.write(false)), Some(8), "in memory");
     }
 
     #[test]

@@ -166,6 +166,8 @@ impl IoBackend for Scripted {
         Ok(())
     }
 
+    fn set_disks(&mut self, _: usize) {}
+
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         let what = CallKind::of(&call);
         self.pushed.push(RecordedCall { tag, slot, what });
@@ -300,6 +302,8 @@ impl IoBackend for Inline {
     fn detach(&mut self, _: u32) -> io::Result<()> {
         Ok(())
     }
+
+    fn set_disks(&mut self, _: usize) {}
 
     unsafe fn push(&mut self, tag: u16, _: u32, call: IoCall) {
         self.pushed.push((tag, call));

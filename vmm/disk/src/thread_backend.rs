@@ -79,6 +79,8 @@ impl IoBackend for ThreadBackend {
         Ok(())
     }
 
+    fn set_disks(&mut self, _: usize) {}
+
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         self.pushed.push((tag, self.files[slot as usize], call));
     }

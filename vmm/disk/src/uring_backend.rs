@@ -189,6 +189,10 @@ impl IoBackend for UringBackend {
         Ok(())
     }
 
+    fn set_disks(&mut self, disks: usize) {
+        self.synchronous.set_disks(disks);
+    }
+
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         // SAFETY: the caller guarantees the call's memory until it pops the result.
         if let Some(result) = unsafe { self.synchronous.execute(slot, call) } {

@@ -195,7 +195,12 @@ impl Engine {
             syncs: GroupSync::default(),
         });
         let generation = entry.generation;
+        self.count_disks();
         Ok(DiskId { slot, generation })
+    }
+
+    fn count_disks(&mut self) {
+        self.backends.set_disks(self.disks.len() - self.free_slots.len());
     }
 
     /// Detaches a disk. Afterwards its descriptor is closed if no other handle to the disk exists. (Before Linux 6.13
@@ -213,6 +218,7 @@ impl Engine {
         slot.attached = None;
         slot.generation = slot.generation.wrapping_add(1);
         self.free_slots.push(disk.slot);
+        self.count_disks();
         self.stopped.retain(|stopped| stopped.disk != disk);
         Ok(())
     }

@@ -29,6 +29,8 @@ pub struct Kernel {
     pub shortage: Option<u64>,
     /// Writes move this many bytes, and then fail with ENOSPC.
     pub room: Option<u64>,
+    /// What the engine said last.
+    pub disks: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -139,6 +141,10 @@ impl IoBackend for Fake {
         Ok(())
     }
 
+    fn set_disks(&mut self, disks: usize) {
+        self.kernel.lock().unwrap().disks = disks;
+    }
+
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         assert!(self.out.iter().chain(&self.pushed).all(|(t, ..)| *t != tag));
         self.pushed.push((tag, slot, call));
@@ -215,6 +221,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
         sync_failure,
         shortage,
         room,
+        disks: 0,
     };
     let kernel = Arc::new(Mutex::new(kernel));
     let fake = Fake {

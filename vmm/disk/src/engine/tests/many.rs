@@ -1,9 +1,10 @@
 //! Several disks in one engine.
 
+use std::fs::File;
 use std::io;
 
 use super::kernel::{BLOCKS, NONE, bench, bench_of, buffers, drain, geometry};
-use crate::{Disk, ErrorPolicy, Geometry, IoRequest};
+use crate::{Disk, DiskOptions, ErrorPolicy, Geometry, IoRequest};
 
 #[test]
 fn a_slot_is_reused_but_its_old_id_is_not() {
@@ -41,6 +42,28 @@ fn a_slot_is_reused_but_its_old_id_is_not() {
         [bench.disk, third].map(|disk| bench.engine.in_flight(disk)),
         [0, 0]
     );
+}
+
+#[test]
+fn the_backend_for_files_knows_how_many_disks_there_are() {
+    let mut bench = bench(NONE, 1, true);
+    let disks = |bench: &super::kernel::Bench| bench.kernel.lock().unwrap().disks;
+    assert_eq!(disks(&bench), 1);
+    // One that it does not serve itself.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = || File::options().read(true).write(true).open(file.path()).unwrap();
+    Disk::create_overlay(open().into(), 1 << 20).unwrap();
+    let overlay = Disk::open_qcow2(open().into(), None, DiskOptions::default()).unwrap();
+    let second = bench.engine.attach(&overlay).unwrap();
+    assert_eq!(disks(&bench), 2);
+    assert!(bench.engine.attach(&overlay).is_err(), "no more than two");
+    assert_eq!(disks(&bench), 2);
+    bench.engine.detach(bench.disk).unwrap();
+    assert_eq!(disks(&bench), 1);
+    bench.engine.detach(second).unwrap();
+    assert_eq!(disks(&bench), 0);
+    bench.engine.attach(&overlay).unwrap();
+    assert_eq!(disks(&bench), 1);
 }
 
 #[test]
