@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
 use common::*;
@@ -115,6 +117,55 @@ fn a_flush_succeeds_once_there_is_room_for_the_tables() {
     run(&mut served, &[IoRequest::Flush]).remove(0).unwrap();
     // As after a power cut.
     let mut back = vec![0; MIB as usize];
+    overlay().reader().read_at(MIB, &mut back).unwrap();
+    assert!(back == expected);
+}
+
+/// Moves the L1 table, of one entry, behind all other clusters.
+fn move_l1_table(file: &File, to: u64) {
+    const CLUSTER: u64 = 64 << 10;
+    let number = |at| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    let put = |bytes: &[u8], at| file.write_all_at(bytes, at).unwrap();
+    // l1_table_offset and refcount_table_offset of the header.
+    let (from, counts) = (number(40), number(number(48)));
+    put(&to.to_be_bytes(), 40);
+    put(&[0; CLUSTER as usize], to);
+    put(&[0, 0], counts + 2 * (from / CLUSTER));
+    put(&[0, 1], counts + 2 * (to / CLUSTER));
+}
+
+#[test]
+fn an_entry_of_the_l1_table_that_was_not_written_is_written_later() {
+    let _limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = image(0);
+    Disk::create_overlay(open(file.path(), 0).into(), 4 * MIB).unwrap();
+    move_l1_table(file.as_file(), MIB);
+    let overlay = || Disk::open_qcow2(open(file.path(), 0).into(), None, reporting()).unwrap();
+    let disk = overlay();
+    let mut served = serve(EngineKind::Auto, &disk);
+    let mut memory = pattern(4096, 5);
+    let expected = memory.clone();
+    let buffers = pieces(&mut memory, 4096);
+    let write = IoRequest::Write {
+        offset: MIB,
+        buffers: &buffers,
+        durable: false,
+    };
+    limit(MIB);
+    let full = [write, IoRequest::Flush].map(|request| run(&mut served, &[request]).remove(0));
+    limit(libc::RLIM_INFINITY);
+    for result in full {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EFBIG));
+    }
+    assert!(!disk.lost_writes());
+    run(&mut served, &[write]).remove(0).unwrap();
+    disk.write_back().unwrap();
+    // What a snapshot copies.
+    let mut back = vec![0; 4096];
     overlay().reader().read_at(MIB, &mut back).unwrap();
     assert!(back == expected);
 }

@@ -1,21 +1,26 @@
 //! A file as imago's storage: whole transfers, zeroes behind the end, no paths.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use imago::Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 
+use crate::completion_queue::lock;
 use crate::geometry;
 
 /// Maximum iovecs of one call (UIO_MAXIOV).
 const VECTOR: usize = 1024;
+
+/// Bytes of an entry of an L1 or refcount table. imago writes nothing else of this length.
+const ENTRY: usize = 8;
 
 thread_local! {
     /// First error number of the kernel since [`forget_errno`]. imago does not pass all of them on.
@@ -44,6 +49,7 @@ pub(super) struct FileStorage {
     file: Arc<File>,
     /// Nothing was ever written at or behind this offset.
     end: AtomicU64,
+    unwritten: UnwrittenEntries,
     helper: CommonStorageHelper,
 }
 
@@ -101,13 +107,80 @@ pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
+/// Entries of tables whose writes failed. imago has changed them in memory and does not write them again, so that the
+/// clusters they lead to would be lost with the image in memory.
+#[derive(Debug, Default)]
+struct UnwrittenEntries {
+    /// By their offset.
+    entries: Mutex<BTreeMap<u64, [u8; ENTRY]>>,
+    any: AtomicBool,
+}
+
+impl UnwrittenEntries {
+    fn add(&self, offset: u64, entry: [u8; ENTRY]) {
+        lock(&self.entries).insert(offset, entry);
+        self.any.store(true, Ordering::SeqCst);
+    }
+
+    /// Forgets those in a range that is about to be written: as a newer entry, or for another use.
+    fn forget(&self, offset: u64, len: u64) {
+        if self.any.load(Ordering::SeqCst) {
+            let first = offset.saturating_sub(ENTRY as u64 - 1);
+            lock(&self.entries).retain(|at, _| !(first..offset.saturating_add(len)).contains(at));
+        }
+    }
+
+    /// Calls `write` for each, and forgets it. Nothing else writes there meanwhile.
+    fn write(&self, write: impl Fn(&[u8], u64) -> io::Result<()>) -> io::Result<()> {
+        if self.any.load(Ordering::SeqCst) {
+            let mut entries = lock(&self.entries);
+            while let Some((offset, entry)) = entries.pop_first() {
+                write(&entry, offset).inspect_err(|_| {
+                    entries.insert(offset, entry);
+                })?;
+            }
+            self.any.store(false, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
 impl FileStorage {
     pub fn new(file: &Arc<File>) -> io::Result<Self> {
         Ok(Self {
             end: AtomicU64::new(geometry::volume_size(file)?),
             file: Arc::clone(file),
+            unwritten: UnwrittenEntries::default(),
             helper: CommonStorageHelper::default(),
         })
+    }
+}
+
+impl FileStorage {
+    fn write(&self, bufv: &IoVector<'_>, offset: u64) -> io::Result<()> {
+        let mut at = signed(offset)?;
+        // Before the write, see `pure_write_zeroes`.
+        self.end
+            .fetch_max(offset.saturating_add(bufv.len()), Ordering::SeqCst);
+        // SAFETY: used while `bufv` lives.
+        let mut vector = unsafe { bufv.as_iovec() }.to_vec();
+        let mut rest = &mut vector[..];
+        while !rest.is_empty() {
+            let count = rest.len().min(VECTOR) as i32;
+            // SAFETY: the iovecs are those of `bufv`, or what is left of them.
+            let result = unsafe { libc::pwritev(self.file.as_raw_fd(), rest.as_ptr(), count, at) };
+            match check(result)? {
+                Some(0) if rest.iter().any(|buffer| buffer.iov_len > 0) => {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
+                Some(moved) => {
+                    at += moved as i64;
+                    rest = advance(rest, moved);
+                }
+                None => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -144,32 +217,18 @@ impl Storage for FileStorage {
     }
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
-        let mut at = signed(offset)?;
-        // Before the write, see `pure_write_zeroes`.
-        self.end
-            .fetch_max(offset.saturating_add(bufv.len()), Ordering::SeqCst);
-        // SAFETY: used while `bufv` lives.
-        let mut vector = unsafe { bufv.as_iovec() }.to_vec();
-        let mut rest = &mut vector[..];
-        while !rest.is_empty() {
-            let count = rest.len().min(VECTOR) as i32;
-            // SAFETY: the iovecs are those of `bufv`, or what is left of them.
-            let result = unsafe { libc::pwritev(self.file.as_raw_fd(), rest.as_ptr(), count, at) };
-            match check(result)? {
-                Some(0) if rest.iter().any(|buffer| buffer.iov_len > 0) => {
-                    return Err(io::ErrorKind::WriteZero.into());
-                }
-                Some(moved) => {
-                    at += moved as i64;
-                    rest = advance(rest, moved);
-                }
-                None => {}
+        self.unwritten.forget(offset, bufv.len());
+        self.write(&bufv, offset).inspect_err(|_| {
+            let mut entry = [0; ENTRY];
+            if bufv.len() == ENTRY as u64 {
+                bufv.copy_into_slice(&mut entry);
+                self.unwritten.add(offset, entry);
             }
-        }
-        Ok(())
+        })
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.unwritten.forget(offset, length);
         let (stop, end) = (offset.saturating_add(length), self.end.load(Ordering::SeqCst));
         // Behind `end` nothing was ever written: it is a hole, or behind the end of the file.
         if offset < end {
@@ -190,7 +249,8 @@ impl Storage for FileStorage {
     }
 
     fn flush(&self) -> io::Result<()> {
-        Ok(())
+        self.unwritten
+            .write(|entry, offset| self.write(&IoVector::new().with_pushed(entry), offset))
     }
 
     fn sync(&self) -> io::Result<()> {
