@@ -44,6 +44,8 @@ mod legacy;
 mod nic;
 mod registry;
 mod saved;
+#[cfg(test)]
+pub(crate) mod testing;
 mod virtio;
 
 pub use error::MachineError;

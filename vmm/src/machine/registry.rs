@@ -152,8 +152,7 @@ impl DeviceRegistry {
         }
         let watchdog = Arc::new(I6300esb::new(self.bars_at(slot), timer)?);
         self.root.add(slot, watchdog.clone())?;
-        self.components
-            .insert(Stage::Function, WATCHDOG, watchdog.clone())?;
+        self.components.insert(Stage::Clock, WATCHDOG, watchdog.clone())?;
         self.watchdog = Some(watchdog);
         self.watchdog_slot = Some(slot);
         self.hotplug_slots_from(slot + 1);
@@ -200,6 +199,7 @@ impl DeviceRegistry {
         for slot in 1..SLOTS {
             drop(self.root.remove(slot));
         }
+        self.components.remove_stage(Stage::Clock);
         self.components.remove_stage(Stage::Function);
         self.devices.clear();
     }
@@ -343,5 +343,18 @@ impl DeviceRegistry {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::machine::testing::machine;
+
+    #[test]
+    #[ignore = "needs /dev/kvm"]
+    fn the_watchdog_stops_before_the_disks_complete_their_requests() {
+        let machine = machine();
+        let names: Vec<_> = machine.devices.components.names().collect();
+        assert_eq!(names[..2], [super::WATCHDOG, "virtio-blk-root"]);
     }
 }

@@ -12,6 +12,9 @@ pub type ComponentStates = BTreeMap<String, ComponentState>;
 /// The place of a part in the order. Parts of one stage are in the order of their insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
+    /// A clock of the time that the guest runs. It stops before the functions, whose requests in flight take time to
+    /// complete, and starts after them.
+    Clock,
     /// A function on a bus.
     Function,
     /// A bus, which takes the addresses of its functions from them.
@@ -261,6 +264,24 @@ mod tests {
             "reset pci",
             "reset rtc",
             "reset pci",
+        ];
+        assert_eq!(*log.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_clock_stops_before_all_else_and_starts_last() {
+        let (mut set, [clock, ..], log) = set([0; 3]);
+        set.remove("rtc");
+        set.insert(Stage::Clock, "watchdog", clock).unwrap();
+        set.pause();
+        set.resume();
+        let expected = [
+            "pause rtc",
+            "pause disk",
+            "pause pci",
+            "resume pci",
+            "resume disk",
+            "resume rtc",
         ];
         assert_eq!(*log.lock().unwrap(), expected);
     }
