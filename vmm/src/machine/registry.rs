@@ -316,8 +316,11 @@ impl DeviceRegistry {
         nic.removing = true;
         nic.waiting.retain(|waiting| !waiting.is_closed());
         nic.waiting.push(done);
-        self.hotplug.request_removal(slot)?;
-        Ok(gone)
+        match self.hotplug.request_removal(slot) {
+            // The guest is ejecting it: `reap_ejected` answers.
+            Ok(()) | Err(PciRootError::BadSlot(_)) => Ok(gone),
+            Err(error) => Err(error.into()),
+        }
     }
 
     pub(super) fn set_link(&mut self, id: &str, up: bool) -> Result<(), NicError> {

@@ -117,6 +117,36 @@ fn a_nic_is_plugged_and_unplugged() {
 }
 
 #[test]
+fn a_removal_that_is_asked_for_during_the_eject_is_answered() {
+    alone(
+        "a_removal_that_is_asked_for_during_the_eject_is_answered",
+        async {
+            let mut rig = Rig::start().await;
+            rig.run(&elf(&[print("up"), ejects()].concat(), false)).await;
+            assert_eq!(rig.read_console(2).await, "up");
+            for _ in 0..10 {
+                let nic = rig.nic("more", "tap1").await;
+                rig.add_nic(nic).await.unwrap();
+                let removals: Vec<_> = (0..50)
+                    .map(|_| {
+                        let mut client = rig.client.clone();
+                        let request = pb::RemoveNicRequest { id: "more".into() };
+                        tokio::spawn(async move { client.remove_nic(request).await })
+                    })
+                    .collect();
+                for removal in removals {
+                    let removed = removal.await.unwrap().map_err(|status| status.code());
+                    assert!(matches!(removed, Ok(_) | Err(Code::NotFound)), "{removed:?}");
+                }
+                assert_eq!(rig.nics().await, []);
+            }
+            rig.client.stop(pb::StopRequest {}).await.unwrap();
+            assert_eq!(rig.wait().await.code(), Some(0));
+        },
+    );
+}
+
+#[test]
 fn a_nic_of_the_start_is_replaced_in_its_slot() {
     alone("a_nic_of_the_start_is_replaced_in_its_slot", async {
         let mut rig = Rig::start().await;
