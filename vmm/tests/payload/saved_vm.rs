@@ -316,7 +316,12 @@ async fn each_reason_to_be_paused_is_taken_back_alone() {
         .resume(taken_back(PauseReason::User))
         .await
         .unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("it resumes after that"), "{refused}");
+    assert_eq!(
+        state(&mut rig).await.pause_reasons,
+        [PauseReason::Snapshot as i32]
+    );
+    rig.client.pause(reason(PauseReason::User)).await.unwrap();
     rig.client
         .resume(taken_back(PauseReason::Snapshot))
         .await

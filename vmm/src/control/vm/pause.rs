@@ -82,7 +82,10 @@ impl Vm {
             (State::Paused, Some(_)) if !left.is_empty() && reason != PauseReason::Snapshot => {
                 Err(Status::failed_precondition(match reason {
                     PauseReason::IoError => "the VM is paused for another reason too",
-                    _ => "a snapshot of the VM is being saved: it resumes after that",
+                    _ => {
+                        self.pause_reasons = left;
+                        "a snapshot of the VM is being saved: it resumes after that"
+                    }
                 }))
             }
             (State::Paused, Some(running)) => {
