@@ -9,6 +9,15 @@ use tokio::time::{Instant, sleep_until};
 /// Sets a timer that rings after the time, in place of the one before; `None`: no timer.
 pub(super) type SetTimer = Arc<dyn Fn(Option<Duration>) + Send + Sync>;
 
+/// A [`SetTimer`] that can be debugged.
+pub(super) struct Timer(pub SetTimer);
+
+impl std::fmt::Debug for Timer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Timer")
+    }
+}
+
 /// A timer that calls `ring` on the runtime of the caller. It ends when nobody can set it any more.
 pub(super) fn timer(ring: impl Fn() + Send + 'static) -> SetTimer {
     let (sender, due) = watch::channel(None);

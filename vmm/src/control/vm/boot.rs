@@ -8,7 +8,7 @@ use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason, State};
 use husk_seccomp::{ThreadRole, install};
 
-use super::{Message, SoftReboot, Vm, VmExit};
+use super::{Message, PauseReasons, SoftReboot, Vm, VmExit};
 use crate::boot::{BootError, LoadedKernel};
 use crate::control::service::VmmCommand;
 
@@ -80,6 +80,7 @@ impl Vm {
         }
         // No vCPU has run since: events still queued are from before the reset.
         self.mailbox.drop_events();
+        self.due_pauses = PauseReasons::default();
         self.events.emit(Kind::Reset(pb::event::Reset {
             cause: cause.to_owned(),
         }));

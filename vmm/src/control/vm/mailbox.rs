@@ -19,6 +19,8 @@ pub(in crate::control) enum Message {
     RtcAlarm,
     /// The watchdog's timer has run out.
     WatchdogAlarm,
+    /// A pause that was not possible is to be tried again.
+    LatePause,
     /// The kernel was loaded, or not.
     Loaded(Result<LoadedKernel, BootError>),
     /// The monitor is gone.

@@ -4,11 +4,14 @@
 
 mod boot;
 mod exit;
+mod late_pause;
 mod mailbox;
 mod pause;
 mod precopy;
 mod reboot;
 mod saved;
+#[cfg(test)]
+mod testing;
 mod watchdog;
 
 use std::sync::{Arc, Weak, mpsc};
@@ -24,7 +27,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc as tokio_mpsc, oneshot, watch};
 use tonic::Status;
 
-use super::clocks::{self, SetTimer};
+use super::clocks::{self, SetTimer, Timer};
 use super::config::VmParts;
 use super::console::Console;
 use super::disks::{self, MachineDisks};
@@ -74,6 +77,9 @@ struct Vm {
     state: State,
     /// Empty unless the VM is paused.
     pause_reasons: PauseReasons,
+    /// Reasons for which a VM that runs is to be paused, as soon as its vCPUs can be.
+    due_pauses: PauseReasons,
+    late_pause: Timer,
     /// Alive while the VM is being saved.
     saving: Weak<()>,
     /// Until a save or a resume follows it.
@@ -137,26 +143,9 @@ pub(super) struct MachineThread {
 /// # Errors
 /// The kernel refuses a thread.
 pub(super) fn spawn() -> std::io::Result<MachineThread> {
-    let (messages, mailbox) = Mailbox::new();
     let (ports, port_states) = watch::channel(PortStates::default());
-    let (vsock_sender, vsock_requests) = vsock::requests();
-    let vm = Vm {
-        mailbox,
-        messages: messages.clone(),
-        runtime: Handle::current(),
-        events: Events::new(),
-        callbacks: callbacks(&messages, ports, vsock_sender),
-        vsock_requests: Some(vsock_requests),
-        running: None,
-        state: State::Empty,
-        pause_reasons: PauseReasons::default(),
-        saving: Weak::new(),
-        precopy: None,
-        booted_from: String::new(),
-        boots: 0,
-        soft_reboot: SoftReboot::No,
-        watchdog_pressed: None,
-    };
+    let vm = Vm::new(ports);
+    let messages = vm.messages.clone();
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("machine".into())
@@ -168,23 +157,25 @@ pub(super) fn spawn() -> std::io::Result<MachineThread> {
     })
 }
 
+/// A timer that sends a message to the machine's thread.
+fn timer(messages: &mpsc::Sender<Message>, ring: fn() -> Message) -> SetTimer {
+    let messages = messages.clone();
+    clocks::timer(move || drop(messages.send(ring())))
+}
+
 /// The callbacks of the machine's threads.
 fn callbacks(
     messages: &mpsc::Sender<Message>,
     ports: watch::Sender<PortStates>,
     vsock_sender: tokio_mpsc::Sender<pb::VsockRequest>,
 ) -> Callbacks {
-    let timer = |ring: fn() -> Message| -> SetTimer {
-        let messages = messages.clone();
-        clocks::timer(move || drop(messages.send(ring())))
-    };
     let events = messages.clone();
     Callbacks {
         // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
         // disk until the machine was paused.
         event: Arc::new(move |event| drop(events.send(Message::Event(event)))),
-        alarm: timer(|| Message::RtcAlarm),
-        watchdog: timer(|| Message::WatchdogAlarm),
+        alarm: timer(messages, || Message::RtcAlarm),
+        watchdog: timer(messages, || Message::WatchdogAlarm),
         // Not an event of that queue: a guest may open and close ports faster than the monitor reads.
         guest_open: Arc::new(move |name, open| {
             ports.send_if_modified(|states| states.set(name, open));
@@ -195,6 +186,31 @@ fn callbacks(
 }
 
 impl Vm {
+    /// A VM without a machine.
+    fn new(ports: watch::Sender<PortStates>) -> Self {
+        let (messages, mailbox) = Mailbox::new();
+        let (vsock_sender, vsock_requests) = vsock::requests();
+        Vm {
+            mailbox,
+            runtime: Handle::current(),
+            events: Events::new(),
+            callbacks: callbacks(&messages, ports, vsock_sender),
+            vsock_requests: Some(vsock_requests),
+            running: None,
+            state: State::Empty,
+            pause_reasons: PauseReasons::default(),
+            due_pauses: PauseReasons::default(),
+            late_pause: Timer(timer(&messages, || Message::LatePause)),
+            saving: Weak::new(),
+            precopy: None,
+            booted_from: String::new(),
+            boots: 0,
+            soft_reboot: SoftReboot::No,
+            watchdog_pressed: None,
+            messages,
+        }
+    }
+
     /// Serves until the VM has ended.
     fn run(mut self) -> EndedVm {
         let exit = loop {
@@ -208,6 +224,7 @@ impl Vm {
                     None
                 }
                 Some(Message::WatchdogAlarm) => self.watchdog_due(),
+                Some(Message::LatePause) => self.late_pause_due(),
                 // `boot` takes it. A boot that gives up waiting ends the VM.
                 Some(Message::Loaded(_)) => None,
                 Some(Message::ControlClosed) | None => Some(control_closed()),
@@ -460,11 +477,7 @@ impl Vm {
         tracing::warn!(disk, error = message, "I/O error: pausing the VM");
         self.events
             .emit(Kind::IoError(pb::event::IoError { disk, message }));
-        if !matches!(self.state, State::Running | State::Paused) {
-            return None;
-        }
-        let paused = self.pause(PauseReason::IoError);
-        paused.err().map(|status| VmExit::error(status.message()))
+        self.pause_by_itself(PauseReason::IoError)
     }
 
     /// The VM but for its SCSI disks, whose controller is returned.

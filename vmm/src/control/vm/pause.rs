@@ -4,6 +4,7 @@ use husk_proto::vmm::v1::{PauseReason, State};
 use tonic::Status;
 
 use super::{Vm, failed, wrong_state};
+use crate::machine::MachineError;
 
 /// A set of reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,11 @@ impl PauseReasons {
     /// Adds a reason.
     pub(super) fn insert(&mut self, reason: PauseReason) {
         self.0 |= Self::bit(reason);
+    }
+
+    /// Adds the reasons of another set, which is empty afterwards.
+    pub(super) fn append(&mut self, other: &mut Self) {
+        self.0 |= std::mem::take(other).0;
     }
 
     /// True if the VM is paused for this reason.
@@ -58,15 +64,22 @@ impl PauseReasons {
 impl Vm {
     /// Pauses the VM for a reason, or adds a reason to be paused.
     pub(super) fn pause(&mut self, reason: PauseReason) -> Result<(), Status> {
-        match (self.state, self.running.as_mut()) {
-            (State::Paused, _) => {}
-            (State::Running, Some(running)) => {
-                running.machine.pause().map_err(failed)?;
-                self.set_state(State::Paused);
+        match self.state {
+            State::Running | State::Paused => self.try_pause(reason).map_err(failed),
+            state => Err(wrong_state(state)),
+        }
+    }
+
+    /// As [`Vm::pause`], for a VM that was booted.
+    pub(super) fn try_pause(&mut self, reason: PauseReason) -> Result<(), MachineError> {
+        if self.state == State::Running {
+            if let Some(running) = &mut self.running {
+                running.machine.pause()?;
             }
-            (state, _) => return Err(wrong_state(state)),
+            self.set_state(State::Paused);
         }
         self.pause_reasons.insert(reason);
+        self.pause_reasons.append(&mut self.due_pauses);
         Ok(())
     }
 

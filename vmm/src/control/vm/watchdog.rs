@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::watchdog::Action as WatchdogAction;
 use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason};
-use tonic::Status;
 
 use super::{Vm, VmExit};
 
@@ -29,15 +28,17 @@ impl Vm {
         self.events.emit(Kind::Watchdog(pb::event::WatchdogBite {
             action: action.into(),
         }));
-        let error = |status: Status| VmExit::error(status.message());
         match action {
             WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog"),
             WatchdogAction::Poweroff => {
                 let detail = "the guest's watchdog ran out, and its action is to power off";
                 Some(VmExit::new(ExitReason::Watchdog, detail))
             }
-            WatchdogAction::Shutdown => self.shut_down(false).err().map(error),
-            WatchdogAction::Pause => self.pause(PauseReason::Watchdog).err().map(error),
+            WatchdogAction::Shutdown => {
+                let pressed = self.shut_down(false);
+                pressed.err().map(|status| VmExit::error(status.message()))
+            }
+            WatchdogAction::Pause => self.pause_by_itself(PauseReason::Watchdog),
         }
     }
 }

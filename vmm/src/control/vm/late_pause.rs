@@ -1,0 +1,80 @@
+//! Pauses for which no caller waits: for an I/O error, and by the watchdog.
+//!
+//! A vCPU that resets a device waits for the device's requests, and storage that does not answer holds them up. It cannot
+//! be paused then: the VM runs on, and the pause is tried again.
+
+use std::time::Duration;
+
+use husk_proto::vmm::v1::{PauseReason, State};
+
+use super::{Vm, VmExit};
+use crate::machine::MachineError;
+use crate::vcpu::VcpuError;
+
+/// Time until a pause is tried again. The other vCPUs stand still during each attempt.
+const AGAIN: Duration = Duration::from_secs(10);
+
+impl Vm {
+    /// Pauses the VM if it runs, or pauses it later. Returns the exit if it cannot be paused at all.
+    pub(super) fn pause_by_itself(&mut self, reason: PauseReason) -> Option<VmExit> {
+        if !matches!(self.state, State::Running | State::Paused) {
+            return None;
+        }
+        match self.try_pause(reason) {
+            Ok(()) => None,
+            Err(error) => self.pause_failed(reason, &error),
+        }
+    }
+
+    fn pause_failed(&mut self, reason: PauseReason, error: &MachineError) -> Option<VmExit> {
+        if !matches!(error, MachineError::Vcpu(VcpuError::Unresponsive(_))) {
+            return Some(VmExit::error(error));
+        }
+        tracing::warn!(%error, again = ?AGAIN, "the VM runs on, and is paused later");
+        self.due_pauses.insert(reason);
+        (self.late_pause.0)(Some(AGAIN));
+        None
+    }
+
+    /// Tries again to pause a VM that could not be paused.
+    pub(super) fn late_pause_due(&mut self) -> Option<VmExit> {
+        let reason = self.due_pauses.iter().next()?;
+        self.pause_by_itself(reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Message;
+    use super::super::testing::{messages_after, running};
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_that_a_vcpu_does_not_answer_is_tried_again() {
+        let mut vm = running();
+        let late = || MachineError::from(VcpuError::Unresponsive(0));
+        for reason in [PauseReason::IoError, PauseReason::Watchdog] {
+            assert_eq!(vm.pause_failed(reason, &late()), None);
+        }
+        assert!(vm.state == State::Running && vm.pause_reasons.is_empty());
+        let messages = messages_after(&mut vm, AGAIN * 2).await;
+        let is_due = |message: &Message| matches!(message, Message::LatePause);
+        assert!(messages.iter().any(is_due), "{messages:?}");
+        assert_eq!(vm.late_pause_due(), None);
+        let reasons: Vec<_> = vm.pause_reasons.iter().collect();
+        assert_eq!(vm.state, State::Paused);
+        assert_eq!(reasons, [PauseReason::IoError, PauseReason::Watchdog]);
+        vm.set_state(State::Running);
+        assert_eq!(vm.late_pause_due(), None);
+        assert_eq!(vm.state, State::Running);
+    }
+
+    #[tokio::test]
+    async fn another_error_of_a_pause_ends_the_vm() {
+        let mut vm = running();
+        let error = MachineError::NotPaused;
+        let exit = vm.pause_failed(PauseReason::IoError, &error);
+        assert_eq!(exit, Some(VmExit::error(error)));
+        assert!(vm.due_pauses.is_empty());
+    }
+}
