@@ -80,7 +80,7 @@ impl Vm {
         }
         self.pause_reasons.insert(reason);
         self.pause_reasons.append(&mut self.due_pauses);
-        Ok(())
+        self.end_left_log()
     }
 
     /// Takes a reason back, and resumes the VM if it was the last one.

@@ -92,13 +92,22 @@ impl Vm {
         written
     }
 
-    /// Ends the passes and the log, if there are any.
+    /// Ends the passes and the log, if there are any. A log can be left of passes whose end failed.
     pub(super) fn end_precopy(&mut self) -> Result<(), Status> {
-        if !self.stop_precopy() {
+        self.stop_precopy();
+        let Some(running) = &mut self.running else {
             return Ok(());
-        }
-        let stopped = self.machine_mut()?.stop_log();
+        };
+        let stopped = running.machine.stop_log();
         stopped.map_err(|error| self.log_failed(&error))
+    }
+
+    /// Ends a log that no copy reads.
+    pub(super) fn end_left_log(&mut self) -> Result<(), MachineError> {
+        match (&self.precopy, &mut self.running) {
+            (None, Some(running)) => running.machine.stop_log(),
+            _ => Ok(()),
+        }
     }
 
     /// Ends the passes, before a reset or the end, which end the log. Nothing reads guest memory for them afterwards.
@@ -124,4 +133,36 @@ impl Vm {
 
 fn ended() -> Status {
     Status::failed_precondition("the VM's memory was not copied, or it was reset since")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_machine;
+    use super::*;
+
+    #[tokio::test]
+    #[ignore = "needs /dev/kvm"]
+    async fn a_log_that_no_copy_reads_ends_at_a_pause_and_a_resume() {
+        let mut vm = with_machine();
+        // The copy has ended, but the machine could not be stopped to end the log.
+        let left = |vm: &mut Vm| {
+            let machine = &mut vm.running.as_mut().unwrap().machine;
+            machine.pause().unwrap();
+            machine.start_log().unwrap();
+        };
+        let is_logged = |vm: &Vm| vm.machine().unwrap().take_dirty().is_ok();
+        left(&mut vm);
+        assert!(is_logged(&vm));
+        vm.pause(PauseReason::User).unwrap();
+        assert!(!is_logged(&vm));
+        left(&mut vm);
+        vm.pause(PauseReason::Snapshot).unwrap();
+        vm.start_precopy().unwrap();
+        vm.pause(PauseReason::User).unwrap();
+        assert!(is_logged(&vm), "a copy reads it");
+        vm.stop_precopy();
+        vm.resume(PauseReason::Snapshot).unwrap();
+        assert!(!is_logged(&vm));
+        assert_eq!(vm.state, State::Paused);
+    }
 }
