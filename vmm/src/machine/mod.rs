@@ -348,6 +348,11 @@ impl Machine {
         self.legacy.power.notify(PowerEvent::PowerButton)
     }
 
+    /// Raises the interrupt of ACPI events again if the guest has not read them. Returns false if it has.
+    pub fn repeat_power_events(&self) -> io::Result<bool> {
+        self.legacy.power.repeat()
+    }
+
     /// Gives the machine a new generation ID and notifies the guest, which then knows that it is a copy of another, or
     /// was set back. A paused guest learns it when it runs. For a restored machine, call it once guest memory, devices
     /// and interrupt controllers are restored: each of these would undo a part of it.

@@ -79,6 +79,16 @@ impl PowerRegisters {
         self.pending.fetch_or(event as u32, Ordering::AcqRel);
         self.interrupt.write(1)
     }
+
+    /// Interrupts the guest again if it has not read all events. The I/O APIC drops an edge while the guest has no
+    /// driver, and so masks the pin. Returns false if there is no event.
+    pub fn repeat(&self) -> io::Result<bool> {
+        let pending = self.pending.load(Ordering::Acquire) != 0;
+        if pending {
+            self.interrupt.write(1)?;
+        }
+        Ok(pending)
+    }
 }
 
 /// The event register, and what a narrow read left of it.
@@ -201,6 +211,20 @@ mod tests {
         assert_eq!(byte, [1]);
         device.read(EVENTS + 1, &mut byte);
         assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn the_interrupt_is_repeated_until_the_events_are_read() {
+        let (device, _, interrupt) = registers();
+        assert!(!device.repeat().unwrap() && interrupt.read().is_err());
+        device.notify(PowerEvent::PciHotplug).unwrap();
+        for _ in 0..2 {
+            assert_eq!(interrupt.read().unwrap(), 1);
+            assert!(device.repeat().unwrap());
+        }
+        device.read(EVENTS, &mut [0; 4]);
+        interrupt.read().unwrap();
+        assert!(!device.repeat().unwrap() && interrupt.read().is_err());
     }
 
     #[test]

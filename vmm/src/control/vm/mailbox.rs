@@ -21,6 +21,8 @@ pub(in crate::control) enum Message {
     WatchdogAlarm,
     /// A pause that was not possible is to be tried again.
     LatePause,
+    /// The interrupt of power events is to be raised again.
+    PowerRepeat,
     /// The kernel was loaded, or not.
     Loaded(Result<LoadedKernel, BootError>),
     /// The monitor is gone.

@@ -7,6 +7,7 @@ mod exit;
 mod late_pause;
 mod mailbox;
 mod pause;
+mod power_events;
 mod precopy;
 mod reboot;
 mod saved;
@@ -80,6 +81,9 @@ struct Vm {
     /// Reasons for which a VM that runs is to be paused, as soon as its vCPUs can be.
     due_pauses: PauseReasons,
     late_pause: Timer,
+    power_repeat: Timer,
+    /// Number of times that the interrupt of power events may be raised again.
+    power_repeats_left: u32,
     /// Alive while the VM is being saved.
     saving: Weak<()>,
     /// Until a save or a resume follows it.
@@ -201,6 +205,8 @@ impl Vm {
             pause_reasons: PauseReasons::default(),
             due_pauses: PauseReasons::default(),
             late_pause: Timer(timer(&messages, || Message::LatePause)),
+            power_repeat: Timer(timer(&messages, || Message::PowerRepeat)),
+            power_repeats_left: 0,
             saving: Weak::new(),
             precopy: None,
             booted_from: String::new(),
@@ -225,6 +231,10 @@ impl Vm {
                 }
                 Some(Message::WatchdogAlarm) => self.watchdog_due(),
                 Some(Message::LatePause) => self.late_pause_due(),
+                Some(Message::PowerRepeat) => {
+                    self.power_repeat_due();
+                    None
+                }
                 // `boot` takes it. A boot that gives up waiting ends the VM.
                 Some(Message::Loaded(_)) => None,
                 Some(Message::ControlClosed) | None => Some(control_closed()),
@@ -257,7 +267,10 @@ impl Vm {
         if self.state != state {
             self.state = state;
             match state {
-                State::Running => self.soft_reboot.resume(Instant::now()),
+                State::Running => {
+                    self.repeat_power_events();
+                    self.soft_reboot.resume(Instant::now());
+                }
                 _ => self.soft_reboot.pause(Instant::now()),
             }
             self.events.emit(Kind::State(state.into()));
@@ -325,12 +338,14 @@ impl Vm {
                     .check_not_copied()
                     .and_then(|()| self.machine_mut())
                     .and_then(|m| m.add_nic(*setup, slot).map_err(|e| nics::status(&e)));
+                self.repeat_power_events();
                 let _ = reply.send(slot.map(u32::from));
             }
             VmmCommand::RemoveNic(id, reply) => {
                 let gone = self
                     .machine_mut()
                     .and_then(|m| m.remove_nic(&id).map_err(|e| nics::status(&e)));
+                self.repeat_power_events();
                 let _ = reply.send(gone);
             }
             // Its caller has recorded that the link stays as it was.
@@ -423,6 +438,7 @@ impl Vm {
             (_, state) => return Err(wrong_state(state)),
         };
         pressed.map_err(failed)?;
+        self.repeat_power_events();
         self.soft_reboot = match reboot {
             true => SoftReboot::pressed(),
             false => SoftReboot::No,
