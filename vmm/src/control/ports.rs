@@ -57,7 +57,7 @@ pub(super) struct EventStream<S> {
 }
 
 impl<S> EventStream<S> {
-    /// The stream for a reader to whom all ports are closed. It ends with `rest`.
+    /// The stream for a reader that knows no port's state. It ends with `rest`.
     pub fn new(ports: watch::Receiver<PortStates>, rest: S) -> Self {
         Self {
             ports: WatchStream::new(ports),
@@ -78,7 +78,7 @@ impl<S: Stream<Item = Result<pb::Event, Status>> + Unpin> Stream for EventStream
             && let Poll::Ready(Some(states)) = Pin::new(&mut this.ports).poll_next(cx)
         {
             for (name, open) in states.0 {
-                if this.known.set(&name, open) {
+                if this.known.0.insert(name.clone(), open) != Some(open) {
                     this.due.push_back(Kind::PortOpened(PortOpened { name, open }));
                 }
             }
@@ -135,6 +135,19 @@ mod tests {
         assert_eq!(next().await, Some(opened("b", false)));
         assert_eq!(next().await, Some(warning()));
         assert_eq!(next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_later_reader_hears_of_a_port_that_was_closed_meanwhile() {
+        let (ports, states) = watch::channel(PortStates::default());
+        for open in [true, false] {
+            ports.send_if_modified(|states| states.set("a", open));
+        }
+        let mut stream = EventStream::new(states, tokio_stream::empty());
+        assert_eq!(
+            stream.next().await.unwrap().unwrap().event,
+            Some(opened("a", false))
+        );
     }
 
     #[tokio::test]

@@ -68,8 +68,8 @@ pub enum VmmCommand {
     Stop(Reply<()>),
     /// Describes the VM but for its SCSI disks, and returns the controller of these.
     Info(Reply<(pb::InfoResponse, Option<ScsiHandle>)>),
-    /// Returns the present state and a receiver of the events after it.
-    Subscribe(Reply<(pb::Event, broadcast::Receiver<pb::Event>)>),
+    /// Returns events that tell what holds already, and a receiver of the events after them.
+    Subscribe(Reply<(Vec<pb::Event>, broadcast::Receiver<pb::Event>)>),
     /// Sets the balloon's target in bytes.
     SetBalloon(u64, Reply<()>),
     /// Returns the handles of the disks.
@@ -210,9 +210,10 @@ impl Vmm for VmmService {
 
     async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
         let (present, rest) = self.ask(VmmCommand::Subscribe).await?;
-        // The stream of a monitor that falls behind ends: it never skips events.
+        // The stream of a monitor that falls behind ends: it never skips events. The monitor subscribes again.
         let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
-        let stream = tokio_stream::once(Ok(present)).chain(EventStream::new(self.ports.clone(), rest));
+        let present = tokio_stream::iter(present.into_iter().map(Ok));
+        let stream = present.chain(EventStream::new(self.ports.clone(), rest));
         Ok(Response::new(Box::pin(stream)))
     }
 

@@ -9,9 +9,7 @@ use std::time::Duration;
 use husk_network::{MacAddr, NetworkError};
 use husk_proto::fds::{SendError, Token};
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
-use husk_proto::vmm::v1::{
-    BootRequest, CreateRequest, DiskFault, Event, EventsRequest, ExitReason, SavedMachine,
-};
+use husk_proto::vmm::v1::{BootRequest, CreateRequest, DiskFault, Event, ExitReason, SavedMachine};
 use husk_vmi::{DeviceType, DiskSource, VmPlan};
 use husk_volumes::{VolumeError, Volumes};
 use tokio::sync::watch;
@@ -28,7 +26,7 @@ use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
 use super::vm_config::{GuestSockets, HostDevices, PreparedConfig};
 use super::vmm_connection::VmmConnection;
-use super::vmm_events::{EVENT_BYTES, VmmEvents};
+use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
@@ -260,8 +258,7 @@ async fn create_and_boot(
     start_mode: &mut StartMode,
 ) -> Result<VmmEvents, VmmFailure> {
     let mut client = vmm.client();
-    let mut bounded = client.clone().max_decoding_message_size(EVENT_BYTES);
-    let events = match timeout(FIRST_ANSWER_TIMEOUT, bounded.events(EventsRequest {})).await {
+    let events = match timeout(FIRST_ANSWER_TIMEOUT, VmmEvents::subscribe(client.clone())).await {
         Ok(Ok(events)) => events,
         _ => return Err(VmmFailure::NoAnswer),
     };
@@ -308,7 +305,7 @@ async fn create_and_boot(
         let replugged = replug.execute(connection).await;
         replugged.map_err(|e| VmmFailure::Call("StartFailed", e))?;
     }
-    Ok(VmmEvents::new(events.into_inner()))
+    Ok(events)
 }
 
 /// Sends the files of a saved machine.

@@ -74,7 +74,12 @@ impl StatusPublisher {
                 Ok(State::Paused) => self.runs(when, true),
                 _ => {}
             },
-            Some(Kind::Reset(_)) => self.status.send_modify(|status| status.reboots += 1),
+            Some(Kind::Reset(_)) => self.status.send_modify(|status| {
+                status.reboots = status.reboots.saturating_add(1);
+            }),
+            Some(Kind::Resets(count)) => self.status.send_modify(|status| {
+                status.reboots = status.reboots.max(*count);
+            }),
             Some(Kind::Warning(warning)) if warning.guest_panicked => {
                 self.status.send_modify(|status| status.panics += 1);
             }
@@ -119,7 +124,9 @@ impl StatusPublisher {
     fn runs(&self, when: u64, paused: bool) {
         self.status.send_modify(|status| {
             status.phase = Phase::Running.into();
-            if !paused || ![PAUSED_IO_ERROR, PAUSED_WATCHDOG].contains(&&*status.reason) {
+            // A VM whose pause is told again may be paused for another reason by now: events were lost.
+            let again = paused && status.paused;
+            if !paused || again || ![PAUSED_IO_ERROR, PAUSED_WATCHDOG].contains(&&*status.reason) {
                 status.reason.clear();
                 status.message.clear();
             }
@@ -189,6 +196,28 @@ mod tests {
     }
 
     #[test]
+    fn resets_that_were_lost_are_counted() {
+        let publisher = StatusPublisher::new();
+        let status = publisher.subscribe();
+        let reset = || Kind::Reset(Default::default());
+        let counts = [
+            reset(),
+            Kind::Resets(7),
+            Kind::Resets(7),
+            reset(),
+            Kind::Resets(3),
+        ]
+        .map(|event| {
+            publisher.handle_vmm_event(&Event {
+                monotonic_ns: 0,
+                event: Some(event),
+            });
+            status.borrow().reboots
+        });
+        assert_eq!(counts, [1, 7, 7, 8, 8]);
+    }
+
+    #[test]
     fn the_cause_of_a_pause_is_shown_until_the_vm_runs_again() {
         let publisher = StatusPublisher::new();
         let mut status = publisher.subscribe();
@@ -211,8 +240,10 @@ mod tests {
         assert_eq!(after(state(State::Running)), nothing(false));
         assert_eq!(after(state(State::Paused)), nothing(true));
         assert_eq!(after(state(State::Running)), nothing(false));
-        after(Kind::IoError(error));
+        after(Kind::IoError(error.clone()));
         assert_eq!(after(state(State::Paused)), said);
+        assert_eq!(after(state(State::Paused)), nothing(true));
+        assert_eq!(after(Kind::IoError(error)), said);
         assert_eq!(after(state(State::Running)), nothing(false));
         let bite = |action: Action| {
             Kind::Watchdog(WatchdogBite {

@@ -80,6 +80,7 @@ impl Vm {
         }
         // No vCPU has run since: events still queued are from before the reset.
         self.mailbox.drop_events();
+        self.stopped_disks.clear();
         self.due_pauses = PauseReasons::default();
         self.events.emit(Kind::Reset(pb::event::Reset {
             cause: cause.to_owned(),

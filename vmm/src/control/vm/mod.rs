@@ -11,10 +11,12 @@ mod power_events;
 mod precopy;
 mod reboot;
 mod saved;
+mod stopped_disks;
 #[cfg(test)]
 mod testing;
 mod watchdog;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Instant;
 
@@ -81,6 +83,8 @@ struct Vm {
     /// Reasons for which a VM that runs is to be paused, as soon as its vCPUs can be.
     due_pauses: PauseReasons,
     late_pause: Timer,
+    /// Disks that hold failed requests, with the first error of each. A resume retries the requests.
+    stopped_disks: BTreeMap<String, String>,
     power_repeat: Timer,
     /// Number of times that the interrupt of power events may be raised again.
     power_repeats_left: u32,
@@ -176,7 +180,7 @@ fn callbacks(
     let events = messages.clone();
     Callbacks {
         // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
-        // disk until the machine was paused.
+        // disk's queue until the machine was paused.
         event: Arc::new(move |event| drop(events.send(Message::Event(event)))),
         alarm: timer(messages, || Message::RtcAlarm),
         watchdog: timer(messages, || Message::WatchdogAlarm),
@@ -205,6 +209,7 @@ impl Vm {
             pause_reasons: PauseReasons::default(),
             due_pauses: PauseReasons::default(),
             late_pause: Timer(timer(&messages, || Message::LatePause)),
+            stopped_disks: BTreeMap::new(),
             power_repeat: Timer(timer(&messages, || Message::PowerRepeat)),
             power_repeats_left: 0,
             saving: Weak::new(),
@@ -268,6 +273,7 @@ impl Vm {
             self.state = state;
             match state {
                 State::Running => {
+                    self.stopped_disks.clear();
                     self.repeat_power_events();
                     self.soft_reboot.resume(Instant::now());
                 }
@@ -321,8 +327,7 @@ impl Vm {
             VmmCommand::Stop(reply) => return Some(stopped(reply)),
             VmmCommand::Info(reply) => drop(reply.send(Ok(self.info()))),
             VmmCommand::Subscribe(reply) => {
-                let present = event(Kind::State(self.state.into()));
-                let _ = reply.send(Ok((present, self.events.subscribe())));
+                let _ = reply.send(Ok((self.present(), self.events.subscribe())));
             }
             VmmCommand::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
             VmmCommand::Disks(reply) => {
@@ -488,12 +493,18 @@ impl Vm {
         }
     }
 
-    /// Pauses the VM for a disk that holds failed requests. A resume retries them.
-    fn disk_stopped(&mut self, disk: String, message: String) -> Option<VmExit> {
-        tracing::warn!(disk, error = message, "I/O error: pausing the VM");
-        self.events
-            .emit(Kind::IoError(pb::event::IoError { disk, message }));
-        self.pause_by_itself(PauseReason::IoError)
+    /// The events that tell a new subscriber what holds already.
+    fn present(&self) -> Vec<pb::Event> {
+        let mut present = vec![Kind::State(self.state.into())];
+        // Each boot but the first follows a reset.
+        let resets = self.boots.saturating_sub(1);
+        present.extend((resets > 0).then_some(Kind::Resets(resets)));
+        present.extend(self.io_errors());
+        if self.pause_reasons.contains(PauseReason::Watchdog) {
+            let action = WatchdogAction::Pause.into();
+            present.push(Kind::Watchdog(pb::event::WatchdogBite { action }));
+        }
+        present.into_iter().map(event).collect()
     }
 
     /// The VM but for its SCSI disks, whose controller is returned.
