@@ -95,7 +95,7 @@ fn hugepages(vmi: &Vmi, errors: &mut Vec<FieldError>) {
         }
     };
     let (request, asked) = resource(vmi, "requests", "memory");
-    let Some(asked) = asked.or(resource(vmi, "limits", "memory").1).or(memory.guest) else {
+    let Some(asked) = asked.or(memory.guest).or(resource(vmi, "limits", "memory").1) else {
         return;
     };
     if asked < page {

@@ -85,6 +85,12 @@ fn huge_pages() {
     refused(&[pages("1Gi")], INVALID, REQUEST, &text);
     let text = format!("{REQUEST} '129Mi' is not a multiple of the page size {field} '2Mi'");
     refused(&memory("129Mi", &[pages("2Mi")]), INVALID, REQUEST, &text);
+    // The limit has room for more than the guest's memory.
+    let limit = ("domain/resources", json!({"limits": {"memory": "1500M"}}));
+    let guest = ("domain/memory/guest", json!("1Gi"));
+    assert_eq!(faults(&with(&[pages("2Mi"), limit.clone(), guest])), []);
+    let text = format!("{REQUEST} '1500M' is not a multiple of the page size {field} '2Mi'");
+    refused(&[pages("2Mi"), limit], INVALID, REQUEST, &text);
 }
 
 #[test]
