@@ -4,6 +4,7 @@ mod claim;
 mod document;
 mod error;
 mod header;
+mod json;
 mod metadata;
 mod object;
 mod run_strategy;

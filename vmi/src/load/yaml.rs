@@ -1,4 +1,4 @@
-//! Parses YAML within limits.
+//! Parses YAML and JSON within limits.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -6,12 +6,15 @@ use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
 
 use super::error::{LoadError, MANIFEST_LIMIT};
+use super::json;
 use crate::field::OneLine;
 
 /// Maximum number of documents in a manifest.
 const DOCUMENTS: usize = 256;
 /// Maximum nesting depth; Kubernetes' own objects stay below 20.
-const DEPTH: usize = 64;
+pub(super) const DEPTH: usize = 64;
+/// Maximum number of values and keys in a document.
+pub(super) const NODES: usize = 250_000;
 /// Maximum number of aliases, and of anchors, in a document.
 const ALIASES: usize = 1000;
 
@@ -20,7 +23,12 @@ pub(super) fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
     let mut documents = Vec::new();
     let mut before = "";
     for part in parts(text) {
-        let part_documents = parse_part(part).and_then(|more| match documents.len() + more.len() {
+        let (Part::Json(part_text) | Part::Yaml(part_text)) = part;
+        let part_documents = match part {
+            Part::Json(text) => json::parse(text).map(|object| vec![object]),
+            Part::Yaml(text) => parse_yaml(text),
+        };
+        let part_documents = part_documents.and_then(|more| match documents.len() + more.len() {
             ..=DOCUMENTS => Ok(more),
             _ => Err(LoadError::Syntax {
                 line: 1,
@@ -29,36 +37,47 @@ pub(super) fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
             }),
         });
         documents.extend(part_documents.map_err(|error| moved(error, before))?);
-        before = &text[..before.len() + part.len()];
+        before = &text[..before.len() + part_text.len()];
     }
     Ok(documents)
 }
 
-/// Splits JSON objects that follow each other without `---`, which tools print but YAML does not allow.
-fn parts(text: &str) -> Vec<&str> {
+/// A part of a manifest.
+enum Part<'a> {
+    /// One object.
+    Json(&'a str),
+    Yaml(&'a str),
+}
+
+/// Splits off JSON objects at the start. They may follow each other without `---`, which tools print but YAML does not
+/// allow.
+fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = text;
     while rest.trim_start().starts_with('{') {
         let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
         let Some(Ok(_)) = objects.next() else { break };
         let others = rest[objects.byte_offset()..].trim_start();
-        parts.push(&rest[..rest.len() - others.len()]);
+        parts.push(Part::Json(&rest[..rest.len() - others.len()]));
         rest = others;
     }
     match rest.chars().next() {
         None => {}
         // Malformed JSON is left to the YAML parser, which reports the position.
-        Some('{') => parts.push(rest),
-        Some(_) => parts = vec![text],
+        Some('{') => parts.push(Part::Yaml(rest)),
+        Some(_) if rest.starts_with("---") => parts.push(Part::Yaml(rest)),
+        // An object in front belongs to this text.
+        Some(_) => parts = vec![Part::Yaml(text)],
     }
     parts
 }
 
-fn parse_part(text: &str) -> Result<Vec<Value>, LoadError> {
+fn parse_yaml(text: &str) -> Result<Vec<Value>, LoadError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_documents: DOCUMENTS,
             max_depth: DEPTH,
+            max_nodes: NODES,
             max_aliases: ALIASES,
             max_anchors: ALIASES,
             max_recorded_anchor_bytes: MANIFEST_LIMIT,
@@ -92,7 +111,7 @@ fn message(error: &Error) -> String {
             BudgetBreach::Anchors { .. } => {
                 format!("more than {ALIASES} anchors (&name): remove unused ones")
             }
-            _ => "the manifest is too complex: split it into several files".to_owned(),
+            _ => too_complex(),
         },
         error => {
             let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
@@ -115,7 +134,11 @@ fn too_many_documents() -> String {
     format!("more than {DOCUMENTS} documents: split the manifest into several files")
 }
 
-fn too_deep() -> String {
+pub(super) fn too_complex() -> String {
+    "the manifest is too complex: split it into several files".to_owned()
+}
+
+pub(super) fn too_deep() -> String {
     format!("nested deeper than the limit of {DEPTH} levels")
 }
 
