@@ -234,6 +234,16 @@ fn memory_comes_from_guest_else_request_else_limit_else_page() {
         memory(json!({"resources": {"limits": {"memory": "4Gi"}}, "memory": {}})),
         normal(4 << 30)
     );
+    let no_request = json!({"requests": {"memory": "0"}, "limits": {"memory": "4Gi"}});
+    assert_eq!(
+        memory(json!({"resources": no_request, "memory": {}})),
+        normal(4 << 30)
+    );
+    let nothing = json!({"requests": {"memory": "0"}, "limits": {"memory": 0}});
+    assert_eq!(
+        memory(json!({"resources": nothing, "memory": {"hugepages": {"pageSize": "1Gi"}}})).guest_bytes,
+        1 << 30
+    );
     assert_eq!(
         memory(json!({"resources": {"requests": {"memory": "20000001"}}, "memory": {}})),
         normal(20_000_768)

@@ -368,9 +368,11 @@ impl Resources {
         self.limit(resource).or_else(|| self.request(resource))
     }
 
-    /// Request of a resource, else its limit; with the name of the list.
+    /// Request of a resource, else its limit; with the name of the list. Those of 0 do not count.
     pub(crate) fn request_or_limit(&self, resource: &str) -> Option<(&'static str, Quantity)> {
-        self.request(resource).or_else(|| self.limit(resource))
+        let given = [self.request(resource), self.limit(resource)];
+        let mut given = given.into_iter().flatten();
+        given.find(|(_, quantity)| *quantity != Quantity::from_value(0))
     }
 
     fn request(&self, resource: &str) -> Option<(&'static str, Quantity)> {
