@@ -92,8 +92,14 @@ fn data_volume_templates(spec: &Value, vm: &VirtualMachine, errors: &mut Vec<Fie
         // KubeVirt's path.
         let entry = format!("spec.dataVolumeTemplate[{i}]");
         let path = format!("spec.dataVolumeTemplates[{i}].");
+        let given = super::object(template, "metadata").and_then(|metadata| text(metadata, "namespace"));
+        let namespace = vm.metadata.namespace.clone();
+        if let Some(given) = given.filter(|given| *given != namespace) {
+            let text = format!("Embedded DataVolume namespace {given} differs from VM namespace {namespace}");
+            errors.push(FieldError::invalid(path.trim_end_matches('.'), text));
+        }
         let metadata = Metadata {
-            namespace: vm.metadata.namespace.clone(),
+            namespace,
             ..Metadata::of(template.get("metadata"))
         };
         let name = &metadata.name;

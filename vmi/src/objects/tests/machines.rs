@@ -34,6 +34,14 @@ fn virtual_machines_are_kept_whole() {
         read.preference.unwrap().infer_from_volume_failure_policy,
         InferFromVolumeFailurePolicy::Ignore
     );
+    let of_namespace = |namespace: &str| {
+        let mut template = template.clone();
+        template["metadata"]["namespace"] = namespace.into();
+        json!({"dataVolumeTemplates": [template]})
+    };
+    for namespace in ["", "ns"] {
+        assert_eq!(faults(&vm(of_namespace(namespace))), [""; 0]);
+    }
     let renamed = |name: Value| {
         let mut template = template.clone();
         template["metadata"]["name"] = name;
@@ -77,6 +85,11 @@ fn virtual_machines_are_kept_whole() {
             renamed(json!("other")),
             "spec.dataVolumeTemplate[0]: Required value: DataVolumeTemplate entry spec.dataVolumeTemplate[0] must be \
              referenced in the VMI template's 'volumes' list",
+        ),
+        (
+            of_namespace("prod"),
+            "spec.dataVolumeTemplates[0]: Invalid value: Embedded DataVolume namespace prod differs from VM namespace \
+             ns",
         ),
         (
             json!({"template": {"spec": {"domain": {"devices": {}, "cpus": 1}}}}),
