@@ -160,10 +160,11 @@ fn one(
     }
 }
 
-/// Cache mode of a disk. A shareable disk must not be cached; KubeVirt applies this rule at the start of the VM.
+/// Cache mode of a disk. A shareable disk must not be cached, but a LUN or a CD-ROM may; KubeVirt applies this rule at
+/// the start of the VM.
 pub(super) fn cache(disk: &Disk, path: &str) -> Result<CacheMode, FieldError> {
     let given = disk.cache.as_deref().unwrap_or_default();
-    match (given, disk.shareable) {
+    match (given, disk.shareable && disk.target().0 == "disk") {
         ("", true) => Ok(CacheMode::None),
         ("none", _) => Ok(CacheMode::None),
         (other, true) => {

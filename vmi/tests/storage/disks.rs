@@ -207,7 +207,13 @@ fn shareable_disks_are_not_cached() {
             "spec.domain.devices.disks[0].cache: Invalid value: a sharable disk requires cache = none got: {cache}"
         );
         assert_eq!(errors[0].to_string(), line);
+        // KubeVirt has this rule for disks only.
+        for kind in ["lun", "cdrom"] {
+            one(json!({kind: {"bus": "scsi"}, "shareable": true, "cache": cache}));
+        }
     }
+    let drive = one(json!({"cdrom": {"bus": "scsi"}, "shareable": true}));
+    assert_eq!(drive.cache, CacheMode::Auto);
 }
 
 #[test]
