@@ -199,7 +199,7 @@ impl VolumeContext<'_> {
             SeedLayout::NoCloud => "cloudInitNoCloud",
             SeedLayout::ConfigDrive => "cloudInitConfigDrive",
         };
-        if data.secret_ref.is_none() && data.network_data_secret_ref.is_none() {
+        if !has_secret(data) {
             self.nothing_given(volume)?;
         }
         let secret = |field: &str, key: &str| {
@@ -284,6 +284,38 @@ impl VolumeContext<'_> {
             _ => Ok(None),
         }
     }
+}
+
+/// Data of a volume that is not in the manifest, such as an image.
+pub(super) enum OutsideData {
+    /// The caller gives it.
+    Needed,
+    /// The volume has a source without it.
+    Optional,
+    /// There is none.
+    Refused,
+}
+
+impl OutsideData {
+    pub(super) fn of(volume: &Volume) -> Self {
+        let seeds = [&volume.cloud_init_no_cloud, &volume.cloud_init_config_drive];
+        let needed = volume.container_disk.is_some()
+            || volume.persistent_volume_claim.is_some()
+            || volume.data_volume.is_some()
+            || volume.ephemeral.is_some()
+            || seeds.into_iter().flatten().any(has_secret);
+        match file_kind(volume) {
+            _ if needed => Self::Needed,
+            Some((_, false, _)) => Self::Needed,
+            Some(_) => Self::Optional,
+            None if volume.host_disk.is_some() => Self::Optional,
+            None => Self::Refused,
+        }
+    }
+}
+
+fn has_secret(data: &CloudInit) -> bool {
+    data.secret_ref.is_some() || data.network_data_secret_ref.is_some()
 }
 
 /// Type, `optional` and label of a volume made of files; none for other types.

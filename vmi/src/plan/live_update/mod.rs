@@ -10,8 +10,7 @@ use super::hotplug::NewVolume;
 use super::nic::{NicNetwork, NicPlan};
 use super::nics;
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources, VmPlan};
-use super::volume_source::KERNEL_VOLUME;
-use super::volume_source::{NETWORK_DATA, USER_DATA};
+use super::volume_source::{KERNEL_VOLUME, NETWORK_DATA, OutsideData, USER_DATA};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{Disk, Volume};
@@ -161,6 +160,9 @@ impl VmPlan {
             resources.volumes.insert(credential_volume(secret), dir.clone());
         }
         for disk in &self.disks {
+            let Some(volume) = vmi.spec.volume(&disk.name) else {
+                continue;
+            };
             let secret = |data: &SeedData| match data {
                 SeedData::Secret(dir) => Some(dir.clone()),
                 SeedData::Inline(_) | SeedData::SecretFiles(_) => None,
@@ -198,9 +200,15 @@ impl VmPlan {
                 | DiskSource::DownwardMetrics
                 | DiskSource::Descriptor(_) => None,
             };
-            if let (Some(path), Some(_)) = (path, vmi.spec.volume(&disk.name)) {
-                resources.volumes.insert(disk.name.clone(), path);
-            }
+            // A volume of another kind also gets what it needs: it is planned, and differs.
+            let path = match OutsideData::of(volume) {
+                OutsideData::Needed => Some(path.unwrap_or_default()),
+                OutsideData::Optional => path,
+                OutsideData::Refused => None,
+            };
+            resources
+                .volumes
+                .extend(path.map(|path| (disk.name.clone(), path)));
         }
         let given = match &self.boot {
             BootPlan::Kernel {

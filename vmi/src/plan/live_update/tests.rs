@@ -196,6 +196,59 @@ fn other_changes_go_beside_those_that_need_a_restart() {
 }
 
 #[test]
+fn another_kind_of_volume_needs_a_restart() {
+    let secret = |name: &str| json!({"name": "seed", "cloudInitNoCloud": {"secretRef": {"name": name}}});
+    let inline = json!({"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config"}});
+    let both = json!({"name": "seed", "cloudInitNoCloud": {
+        "userData": "#cloud-config", "networkDataSecretRef": {"name": "net"}}});
+    let files = |kind: &str, field: &str| json!({"name": "seed", kind: {field: "a"}});
+    let claim = json!({"name": "seed", "persistentVolumeClaim": {"claimName": "a"}});
+    let empty = json!({"name": "seed", "emptyDisk": {"capacity": "1Gi"}});
+    let volumes = [
+        secret("a"),
+        inline,
+        both,
+        files("configMap", "name"),
+        files("secret", "secretName"),
+        claim,
+        empty,
+        json!({"name": "seed", "containerDisk": {"image": "a"}}),
+        json!({"name": "seed", "hostDisk": {"path": "/a", "type": "Disk"}}),
+    ];
+    let of = |volume: &Value| {
+        vmi(json!({"spec": {"volumes": [
+            {"name": "root", "persistentVolumeClaim": {"claimName": "root"}}, volume]}}))
+    };
+    for was in &volumes {
+        let needs_data = |resources: &PodResources| plan(&of(was), resources);
+        let mut resources = PodResources::default();
+        resources.volumes.insert("root".into(), "/root.img".into());
+        let running = needs_data(&resources).or_else(|_| {
+            resources.volumes.insert("seed".into(), "/seed".into());
+            needs_data(&resources)
+        });
+        let running = running.unwrap();
+        for volume in &volumes {
+            let mut wanted = of(volume);
+            wanted.spec.subdomain = Some("x".into());
+            let found = running.live(&wanted).unwrap().restart_required;
+            let mut expected = vec![
+                "spec.subdomain: Invalid value: the subdomain cannot be changed from '' to 'x' \
+                                     while the VM runs",
+            ];
+            if was != volume {
+                expected.push(
+                    "spec.volumes[1]: Invalid value: the disk \"seed\" and its volume cannot be changed while the VM \
+                     runs: restart the VM",
+                );
+            }
+            let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(lines, expected, "{was} to {volume}");
+        }
+    }
+}
+
+#[test]
 fn hotpluggable_volumes_have_the_settings_of_their_disks() {
     let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
     let wanted = NewVolume {
