@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -333,10 +333,16 @@ fn file_kind(volume: &Volume) -> Option<(&'static str, bool, Option<&str>)> {
     }
 }
 
+/// Base64 as Go decodes it: the last character may have bits that are not used.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
 /// Decodes base64, ignoring line breaks.
 pub(crate) fn decode(encoded: &str) -> Option<Vec<u8>> {
     let packed: Vec<u8> = encoded.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
-    STANDARD.decode(packed).ok()
+    BASE64.decode(packed).ok()
 }
 
 /// The guest's host name: `hostname`, else the VMI's name up to its first dot.

@@ -216,6 +216,18 @@ fn a_seed_has_the_instances_id_and_name() {
 }
 
 #[test]
+fn base64_may_end_with_bits_that_mean_nothing() {
+    for (encoded, wanted) in [("YR==", "a"), ("YWJ=", "ab")] {
+        let source = seed("cloudInitNoCloud", json!({"userDataBase64": encoded}), &[], None).unwrap();
+        assert!(matches!(source, DiskSource::CloudInit { user_data, .. } if user_data == inline(wanted)));
+    }
+    for wrong in ["YR", "YR=", "Y===", "YR==YR=="] {
+        let refused = seed("cloudInitNoCloud", json!({"userDataBase64": wrong}), &[], None).unwrap_err();
+        assert!(refused.ends_with("is not a valid base64 value."), "{refused}");
+    }
+}
+
+#[test]
 fn a_seed_names_the_instance_type() {
     let [of_cluster, own] = [
         "kubevirt.io/cluster-instancetype-name",

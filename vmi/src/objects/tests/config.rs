@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn secrets_are_decoded_and_stay_secret() {
     let ObjectKind::Secret(read) = one(&secret(json!({
-        "data": {"a": "YQ==", "b": "Yg==\n"}, "stringData": {"b": "plain"}, "immutable": true,
+        "data": {"a": "YR==", "b": "Yg==\n"}, "stringData": {"b": "plain"}, "immutable": true,
     }))) else {
         panic!()
     };
