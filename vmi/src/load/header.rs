@@ -63,9 +63,20 @@ impl<'a> Header<'a> {
         Err(vec![FieldError::unsupported("apiVersion", message)])
     }
 
-    /// The object without null values, which mean the same as absent fields.
+    /// The object without null values, which mean the same as absent fields. In the maps of Secrets and ConfigMaps they
+    /// mean empty values.
     pub(crate) fn without_nulls(&self) -> Map<String, Value> {
         let mut object = self.object.clone();
+        if self.api_version == "v1" && matches!(self.kind, "ConfigMap" | "Secret") {
+            for field in ["data", "stringData", "binaryData"] {
+                let map = object.get_mut(field).and_then(Value::as_object_mut);
+                let nulls = map
+                    .into_iter()
+                    .flat_map(Map::values_mut)
+                    .filter(|value| value.is_null());
+                nulls.for_each(|value| *value = "".into());
+            }
+        }
         strip_nulls(&mut object);
         object
     }

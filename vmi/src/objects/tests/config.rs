@@ -102,6 +102,32 @@ fn config_maps_have_texts_and_bytes() {
 }
 
 #[test]
+fn a_key_without_a_value_is_an_empty_file() {
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files", "labels": null},
+        "data": {"a": null}, "binaryData": {"b": null}, "immutable": null});
+    let object = read_all(&map.to_string()).remove(0);
+    let ObjectKind::ConfigMap(read) = object.kind else {
+        panic!()
+    };
+    assert_eq!(
+        read.files().collect::<Vec<_>>(),
+        [("a", &b""[..]), ("b", &b""[..])]
+    );
+    let stored = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "files"},
+        "data": {"a": ""}, "binaryData": {"b": ""}});
+    assert_eq!(object.value, stored);
+    let given = secret(json!({"data": {"a": null}, "stringData": {"b": null}}));
+    let ObjectKind::Secret(read) = one(&given) else {
+        panic!()
+    };
+    assert_eq!(read.data, [("a".into(), vec![]), ("b".into(), vec![])].into());
+    let ObjectKind::Secret(read) = one(&secret(json!({"data": null}))) else {
+        panic!()
+    };
+    assert!(read.data.is_empty());
+}
+
+#[test]
 fn errors_are_bounded() {
     let bad: Map<_, _> = (0..5000).map(|n| (format!("/{n}"), json!(""))).collect();
     let lines = faults(&secret(json!({"stringData": bad})));
