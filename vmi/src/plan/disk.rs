@@ -195,7 +195,7 @@ pub enum BlockSize {
     /// Not given: logical blocks of 512 bytes.
     #[default]
     Default,
-    /// Given in bytes; both are powers of two, and `logical` ≤ `physical`. `logical` is 512 to 4096, and 512 or 4096 on SCSI.
+    /// Given in bytes; both are powers of two, and `logical` ≤ `physical`. `logical` is 512 to 4096.
     #[serde(rename_all = "camelCase")]
     Custom {
         /// Logical block size.

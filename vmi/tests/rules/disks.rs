@@ -166,7 +166,13 @@ fn block_sizes() {
     refused(&size(128, 512), INVALID, &logical, text);
     let text = "Provided size of 4194304 is greater than the supported maximum size of 2 MiB";
     refused(&size(512, 4_194_304), INVALID, &physical, text);
-    for (logical, physical) in [(512, 512), (512, 2 << 20), (4096, 4096)] {
+    for (logical, physical) in [
+        (512, 512),
+        (512, 2 << 20),
+        (1024, 1024),
+        (2048, 4096),
+        (4096, 4096),
+    ] {
         assert_eq!(faults(&with(&size(logical, physical))), []);
     }
     refused(

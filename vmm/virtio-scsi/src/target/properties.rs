@@ -75,7 +75,7 @@ fn printable(text: &str) -> Vec<u8> {
 /// Size and capabilities of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediumLimits {
-    /// Logical block length in bytes: 512 or 4096; 2048 for a CD-ROM.
+    /// Logical block length in bytes: 512, 1024, 2048 or 4096; 2048 for a CD-ROM.
     pub block_size: u32,
     /// Number of logical blocks, at least 1. `block_size × blocks` fits 63 bits.
     pub blocks: u64,
@@ -161,7 +161,7 @@ impl MediumLimits {
     /// The first field that is out of its range.
     pub(crate) fn check(&self, kind: DeviceKind) -> Result<(), InvalidLimits> {
         let sizes: &[u32] = match kind {
-            DeviceKind::Disk => &[512, 4096],
+            DeviceKind::Disk => &[512, 1024, 2048, 4096],
             DeviceKind::CdRom => &[CD_BLOCK],
             DeviceKind::Passthrough => &[],
         };

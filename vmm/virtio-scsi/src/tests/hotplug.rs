@@ -29,12 +29,26 @@ fn adding_is_checked_and_idempotent() {
         block_size: large,
         ..reporting()
     };
-    let odd = unit("odd", at(0, 3), open(&file, options));
+    let third = unit("third", at(0, 2), open(&file, options));
+    guest.handle.add(third).wait().unwrap();
+    // Less than a block of a CD-ROM.
+    let medium = Medium::CdRom(Some(open(&image(1), reporting())));
+    let odd = NewUnit {
+        medium,
+        ..unit("odd", at(0, 3), disk.clone())
+    };
     assert!(matches!(guest.handle.add(odd).wait(), Err(ScsiError::Medium(..))));
     let list = guest.handle.list().wait().unwrap();
     let seen: Vec<_> = list.iter().map(|info| (&info.id[..], info.address)).collect();
-    assert_eq!(seen, [("first", at(0, 0)), ("second", at(255, 16_383))]);
-    assert_eq!(list[0].bytes, Some(BLOCKS * 512));
+    assert_eq!(
+        seen,
+        [
+            ("first", at(0, 0)),
+            ("third", at(0, 2)),
+            ("second", at(255, 16_383))
+        ]
+    );
+    assert_eq!([list[0].bytes, list[1].bytes], [Some(BLOCKS * 512); 2]);
     for error in [
         guest.handle.remove("none").wait().unwrap_err(),
         guest.handle.resize("none").unwrap_err(),

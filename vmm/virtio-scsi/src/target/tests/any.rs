@@ -10,7 +10,7 @@ use super::{Rig, disk_limits};
 
 fn limits() -> impl Strategy<Value = MediumLimits> {
     (
-        prop_oneof![Just(512), Just(4096)],
+        prop::sample::select(vec![512, 1024, 2048, 4096]),
         1..80u64,
         0..16u8,
         any::<[bool; 5]>(),
@@ -234,7 +234,7 @@ fn limits_are_checked() {
     let good = disk_limits();
     for bad in [
         MediumLimits {
-            block_size: 2048,
+            block_size: 8192,
             ..good
         },
         MediumLimits {

@@ -25,6 +25,37 @@ fn capacity() {
 }
 
 #[test]
+fn blocks_have_a_size_that_linux_takes() {
+    let limits = |block_size| MediumLimits {
+        block_size,
+        blocks: 64,
+        physical_exponent: 1,
+        ..disk_limits()
+    };
+    for block_size in [512, 1024, 2048, 4096] {
+        let mut rig = Rig::disk(limits(block_size));
+        let capacity = rig.good(&cdb::<10>(0x25, &[]), &[], 8);
+        assert_eq!(capacity[4..], block_size.to_be_bytes());
+        let long: [u8; 16] = cdb(0x9e, &[(1, &[0x10]), (13, &[32])]);
+        let long = rig.good(&long, &[], 32);
+        assert_eq!((&long[8..12], long[13]), (&block_size.to_be_bytes()[..], 1));
+        let block = block_size as usize;
+        assert_eq!(
+            rig.good(&READ10, &[], 3 * block),
+            rig.medium[2 * block..5 * block]
+        );
+        // OPTIMAL TRANSFER LENGTH GRANULARITY, MAXIMUM TRANSFER LENGTH
+        let page = rig.good(&[0x12, 1, 0xb0, 0, 64, 0], &[], 64);
+        assert_eq!(page[6..8], [0, 2]);
+        assert_eq!(page[8..12], ((1 << 20) / block_size).to_be_bytes());
+    }
+    for block_size in [0, 256, 513, 8192] {
+        let identity = super::Identity::new(super::DeviceKind::Disk, None, "");
+        assert!(super::LogicalUnit::disk(identity, limits(block_size)).is_err());
+    }
+}
+
+#[test]
 fn capacity_beyond_32_bits() {
     let limits = MediumLimits {
         blocks: 1 << 33,

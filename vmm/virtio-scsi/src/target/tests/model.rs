@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::super::{MediumLimits, ScsiStatus};
 use super::{Rig, cdb, disk_limits};
 
-/// Blocks of 512 bytes: more than pieces of any command. Of those of 4096 bytes there are fewer.
+/// Blocks of 512 bytes: more than pieces of any command. Of larger ones there are fewer.
 const BLOCKS: u64 = 600;
 const LARGE_BLOCKS: u64 = 100;
 
@@ -364,8 +364,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_medium_is_as_written(large: bool, punches: bool, ops in vec(op(), 1..24)) {
-        let block_size = if large { 4096 } else { 512 };
+    fn the_medium_is_as_written(exponent in 9..13u32, punches: bool, ops in vec(op(), 1..24)) {
+        let block_size = 1 << exponent;
+        let large = block_size > 512;
         let limits = MediumLimits { block_size, blocks: if large { LARGE_BLOCKS } else { BLOCKS }, max_transfer: 8 << 20, max_unmap: 8 << 20, ..disk_limits() };
         let mut rig = Rig::disk(limits);
         rig.punches = punches;
