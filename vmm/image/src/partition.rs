@@ -94,7 +94,7 @@ pub(crate) fn layout(disk: &Extent) -> Layout {
 fn gpt(disk: &Extent, notes: &mut Vec<String>) -> Option<Vec<Partition>> {
     // Linux and GRUB ignore a GPT without it: one may be left from what the disk held before.
     mbr_entries(disk, 0)?.iter().find(|e| e.kind == GPT_PROTECTIVE)?;
-    for sector in [512, 4096] {
+    for sector in [512, 1024, 2048, 4096] {
         let last = (disk.len() / sector).checked_sub(1)?;
         let primary = gpt_at(disk, 1, sector);
         match primary {

@@ -440,6 +440,17 @@ fn the_backup_gpt_is_used_with_a_note() {
 }
 
 #[test]
+fn a_gpt_has_the_sectors_of_its_disk() {
+    for sector in [512, 1024, 2048, 4096] {
+        let mut disk = gpt_of_sectors(sector, &[(LINUX, debian_root(""))]);
+        assert_eq!(find(disk.clone()).unwrap().notes, [""; 0], "{sector}");
+        disk[sector as usize..][..8].fill(0);
+        let notes = find(disk).unwrap().notes;
+        assert_eq!(notes, ["the backup GPT was used"], "{sector}");
+    }
+}
+
+#[test]
 fn a_gpt_without_a_protective_mbr_is_ignored() {
     let tree = |kernel| ext4(&[("/k", kernel), ("/boot/grub/grub.cfg", b"linux /k x")]);
     // The backup GPT stays at the end when another image is written over the start of the disk.

@@ -93,19 +93,24 @@ pub fn fat(mib: usize, tree: Tree<'_>) -> Vec<u8> {
 
 /// A disk with a GPT and these partitions, each at a multiple of 1 MiB.
 pub fn gpt(partitions: &[([u8; 16], Vec<u8>)]) -> Vec<u8> {
+    gpt_of_sectors(512, partitions)
+}
+
+/// The same, with sectors of `sector` bytes.
+pub fn gpt_of_sectors(sector: u64, partitions: &[([u8; 16], Vec<u8>)]) -> Vec<u8> {
     let total: usize = partitions
         .iter()
         .map(|(_, p)| p.len().next_multiple_of(1 << 20))
         .sum();
     let mut disk = Cursor::new(vec![0; total + (3 << 20)]);
-    let mut table = gptman::GPT::new_from(&mut disk, 512, [7; 16]).unwrap();
+    let mut table = gptman::GPT::new_from(&mut disk, sector, [7; 16]).unwrap();
     let mut start = 1 << 20;
     for (number, (kind, bytes)) in (1..).zip(partitions) {
         table[number] = gptman::GPTPartitionEntry {
             partition_type_guid: *kind,
             unique_partition_guid: [number as u8; 16],
-            starting_lba: start / 512,
-            ending_lba: (start + bytes.len() as u64) / 512 - 1,
+            starting_lba: start / sector,
+            ending_lba: (start + bytes.len() as u64) / sector - 1,
             attribute_bits: 0,
             partition_name: "".into(),
         };
@@ -114,7 +119,7 @@ pub fn gpt(partitions: &[([u8; 16], Vec<u8>)]) -> Vec<u8> {
         start += bytes.len().next_multiple_of(1 << 20) as u64;
     }
     table.write_into(&mut disk).unwrap();
-    gptman::GPT::write_protective_mbr_into(&mut disk, 512).unwrap();
+    gptman::GPT::write_protective_mbr_into(&mut disk, sector).unwrap();
     disk.into_inner()
 }
 
