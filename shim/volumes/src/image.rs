@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
@@ -12,9 +11,9 @@ use rustix::fs::{
     AtFlags, FileType, OFlags, SeekFrom, StatxFlags, fcntl_getfl, fcntl_setfl, fstat, seek, statx,
 };
 use rustix::io::Errno;
-use tracing::warn;
 
 use super::error::VolumeFault;
+use super::image_lock::{Sharing, lock_image};
 use super::path_handle::PathHandle;
 
 /// Access mode of a disk.
@@ -36,6 +35,14 @@ impl ImageAccess {
             CacheMode::Auto | CacheMode::None | CacheMode::WriteBack => CacheMode::WriteBack,
         };
         ImageAccess { cache, ..self }
+    }
+
+    fn sharing(self) -> Sharing {
+        match (self.shareable, self.read_only) {
+            (true, _) => Sharing::Shareable,
+            (false, true) => Sharing::ReadOnly,
+            (false, false) => Sharing::Exclusive,
+        }
     }
 }
 
@@ -74,7 +81,7 @@ pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, 
 /// Locks an open image, checks its size and sets its cache mode.
 pub(super) fn finish(fd: OwnedFd, path: &Path, access: ImageAccess) -> Result<(OwnedFd, Cache), VolumeFault> {
     let file = File::from(fd);
-    lock(&file, path, access)?;
+    lock_image(&file, path, access.sharing())?;
     let fd = OwnedFd::from(file);
     check_size(&fd, path, access.unit)?;
     let cache = set_cache(&fd, path, access.cache)?;
@@ -91,112 +98,6 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Vol
             bytes,
             unit,
         });
-    }
-    Ok(())
-}
-
-/// Time to wait for a lock. The images of an ended VM were measured to stay locked for up to 29 ms after `husk run`
-/// returned.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The uses of an image that its lock lets others have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// Nobody.
-    Exclusive,
-    /// Readers.
-    ReadOnly,
-    /// Readers and writers that allow others to write.
-    Shareable,
-}
-
-/// Takes an OFD lock, which goes with the descriptor to the VMM. QEMU locks images with the same kind of lock in the
-/// same range.
-fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault> {
-    let sharing = match (access.shareable, access.read_only) {
-        (true, _) => Sharing::Shareable,
-        (false, true) => Sharing::ReadOnly,
-        (false, false) => Sharing::Exclusive,
-    };
-    lock_image(file, path, sharing)
-}
-
-/// Locks an open image against other uses until its last descriptor is closed. Waits for half a second at most.
-///
-/// # Errors
-/// A VM or another program has locked it.
-pub fn lock_image(file: &File, path: &Path, sharing: Sharing) -> Result<(), VolumeFault> {
-    let limit = Instant::now() + LOCK_TIMEOUT;
-    let error = loop {
-        let Err(error) = try_lock(file, sharing) else {
-            return Ok(());
-        };
-        if !is_held(&error) || Instant::now() >= limit {
-            break error;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    match error.raw_os_error() {
-        _ if is_held(&error) => Err(VolumeFault::InUse(path.to_owned())),
-        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
-            warn!(path = %path.display(), %error, "the file system has no locks: two VMs could open this image");
-            Ok(())
-        }
-        _ => Err(VolumeFault::io(path)(error)),
-    }
-}
-
-/// True if a VM or another program has locked a file. Asks for a lock for writing, and gives it back.
-pub fn is_locked(path: &Path) -> bool {
-    let Ok(file) = File::options().read(true).write(true).open(path) else {
-        return false;
-    };
-    try_lock(&file, Sharing::Exclusive).is_err_and(|error| is_held(&error))
-}
-
-/// True if the error of a lock says that another has it.
-fn is_held(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
-}
-
-/// Offset of the bytes of which each shareable writer locks one for writing, which no image reaches. Readers, which
-/// lock the whole file, conflict with that, and other shareable writers do not.
-const WRITERS_AT: i64 = 1 << 62;
-/// Limit for shareable writers.
-const WRITERS: i64 = 256;
-
-fn try_lock(file: &File, sharing: Sharing) -> io::Result<()> {
-    match sharing {
-        Sharing::Exclusive => set_lock(file, libc::F_WRLCK, 0, 0),
-        Sharing::ReadOnly => set_lock(file, libc::F_RDLCK, 0, 0),
-        Sharing::Shareable => {
-            set_lock(file, libc::F_RDLCK, 0, WRITERS_AT)?;
-            if !fcntl_getfl(file)?.contains(OFlags::RDWR) {
-                return Ok(());
-            }
-            let mut result = Ok(());
-            for writer in 0..WRITERS {
-                result = set_lock(file, libc::F_WRLCK, WRITERS_AT + writer, 1);
-                if !result.as_ref().is_err_and(is_held) {
-                    break;
-                }
-            }
-            result
-        }
-    }
-}
-
-/// Takes an OFD lock of `length` bytes from `start`, or of all from there if it is 0, if it is free.
-fn set_lock(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
-    // SAFETY: flock consists of integers, for which zeroes are valid: offsets from the file's begin, pid 0.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_start = start;
-    lock.l_len = length;
-    // SAFETY: the kernel reads one flock, and the descriptor is open.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if done < 0 {
-        return Err(io::Error::last_os_error());
     }
     Ok(())
 }
@@ -241,34 +142,6 @@ fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Volume
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn readers_and_shareable_writers_exclude_each_other() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("disk.img");
-        std::fs::write(&path, [0; 512]).unwrap();
-        let writer = || File::options().read(true).write(true).open(&path).unwrap();
-        let reader = || File::open(&path).unwrap();
-        let lock = |file: File, sharing| lock_image(&file, &path, sharing).map(|()| file);
-
-        let first = lock(writer(), Sharing::Shareable).unwrap();
-        let second = lock(writer(), Sharing::Shareable).unwrap();
-        let read_only = lock(reader(), Sharing::Shareable).unwrap();
-        assert!(is_locked(&path));
-        for refused in [Sharing::ReadOnly, Sharing::Exclusive] {
-            assert!(matches!(lock(writer(), refused), Err(VolumeFault::InUse(_))));
-        }
-        drop((first, second));
-        let copier = lock(reader(), Sharing::ReadOnly).unwrap();
-        let another = lock(reader(), Sharing::ReadOnly).unwrap();
-        assert!(matches!(
-            lock(writer(), Sharing::Shareable),
-            Err(VolumeFault::InUse(_))
-        ));
-        drop((copier, another, read_only));
-        assert!(!is_locked(&path));
-        lock(writer(), Sharing::Exclusive).unwrap();
-    }
 
     #[test]
     fn an_image_that_was_removed_before_it_was_locked_is_not_opened() {
