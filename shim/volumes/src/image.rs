@@ -13,7 +13,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::error::VolumeFault;
-use super::image_lock::{Sharing, lock_image};
+use super::image_lock::{Sharing, lock_image, when_free};
 use super::path_handle::PathHandle;
 
 /// Access mode of a disk.
@@ -64,18 +64,22 @@ pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, 
         // O_EXCL fails on a block device that is mounted or claimed. Regular files ignore it.
         flags |= OFlags::EXCL;
     }
-    let fd = match found.open(flags) {
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-            return Err(VolumeFault::InUse(found.path.clone()));
-        }
-        other => other.map_err(VolumeFault::io(&found.path))?,
-    };
+    let fd = claim(&found.path, || found.open(flags))?;
     let opened = finish(fd, &found.path, access)?;
     // It may have been removed before it was locked.
     if found.was_removed().map_err(VolumeFault::io(&found.path))? {
         return Err(VolumeFault::io(&found.path)(io::Error::from(Errno::NOENT)));
     }
     Ok(opened)
+}
+
+/// Opens an image. The VMM of a VM that has just ended may still have it.
+fn claim<T>(path: &Path, open: impl FnMut() -> io::Result<T>) -> Result<T, VolumeFault> {
+    let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    when_free(is_busy, open).map_err(|error| match is_busy(&error) {
+        true => VolumeFault::InUse(path.to_owned()),
+        false => VolumeFault::io(path)(error),
+    })
 }
 
 /// Locks an open image, checks its size and sets its cache mode.
@@ -142,6 +146,30 @@ fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Volume
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_is_released_soon_is_opened() {
+        let path = Path::new("/dev/sdx");
+        let mut tries = 0;
+        let released = || {
+            tries += 1;
+            match tries {
+                1..=3 => Err(io::Error::from(Errno::BUSY)),
+                _ => Ok(()),
+            }
+        };
+        claim(path, released).unwrap();
+        assert_eq!(tries, 4);
+        let kept = claim(path, || Err::<(), _>(io::Error::from(Errno::BUSY)));
+        assert!(matches!(kept, Err(VolumeFault::InUse(_))));
+        let mut tries = 0;
+        let refused = || {
+            tries += 1;
+            Err::<(), _>(io::Error::from(Errno::ACCESS))
+        };
+        assert!(matches!(claim(path, refused), Err(VolumeFault::Io { .. })));
+        assert_eq!(tries, 1);
+    }
 
     #[test]
     fn an_image_that_was_removed_before_it_was_locked_is_not_opened() {

@@ -35,15 +35,8 @@ pub enum Sharing {
 /// # Errors
 /// A VM or another program has locked it.
 pub fn lock_image(file: &File, path: &Path, sharing: Sharing) -> Result<(), VolumeFault> {
-    let limit = Instant::now() + LOCK_TIMEOUT;
-    let error = loop {
-        let Err(error) = try_lock(file, sharing) else {
-            return Ok(());
-        };
-        if !is_held(&error) || Instant::now() >= limit {
-            break error;
-        }
-        std::thread::sleep(Duration::from_millis(10));
+    let Err(error) = when_free(is_held, || try_lock(file, sharing)) else {
+        return Ok(());
     };
     match error.raw_os_error() {
         _ if is_held(&error) => Err(VolumeFault::InUse(path.to_owned())),
@@ -52,6 +45,22 @@ pub fn lock_image(file: &File, path: &Path, sharing: Sharing) -> Result<(), Volu
             Ok(())
         }
         _ => Err(VolumeFault::io(path)(error)),
+    }
+}
+
+/// Repeats `take` while it fails because another has the image, for half a second at most.
+pub(super) fn when_free<T>(
+    is_held: impl Fn(&io::Error) -> bool,
+    mut take: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    let limit = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match take() {
+            Err(error) if is_held(&error) && Instant::now() < limit => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
     }
 }
 
