@@ -29,12 +29,22 @@ pub(super) fn cloud_init(
             ],
         ),
     };
+    let user_data = content(user_data, &USER_DATA);
+    let network_data = network_data.map(|data| content(data, &NETWORK_DATA)).transpose();
+    // A Secret may lack one of them, as in KubeVirt.
+    let (user_data, network_data) = match (user_data, network_data) {
+        (Err(VolumeFault::NoKey { .. }), Ok(Some(network))) if !network.is_empty() => {
+            (Vec::new(), Some(network))
+        }
+        (Ok(user), Err(VolumeFault::NoKey { .. })) if !user.is_empty() => (user, None),
+        (user, network) => (user?, network?),
+    };
     let mut files = vec![
         (names[0].to_owned(), meta_data.as_bytes().to_vec()),
-        (names[1].to_owned(), content(user_data, &USER_DATA)?),
+        (names[1].to_owned(), user_data),
     ];
-    if let Some(data) = network_data {
-        files.push((names[2].to_owned(), content(data, &NETWORK_DATA)?));
+    if let Some(data) = network_data.filter(|data| !data.is_empty()) {
+        files.push((names[2].to_owned(), data));
     }
     iso::image(label, files, Readability::ByRoot).map_err(VolumeFault::Iso)
 }

@@ -316,6 +316,34 @@ fn a_seed_is_where_cloud_init_looks_for_it() {
 }
 
 #[test]
+fn a_seeds_secret_may_have_one_of_two_keys() {
+    let home = Home::new();
+    for name in ["user", "network", "neither", "empty"] {
+        fs::create_dir(home.path(name)).unwrap();
+    }
+    fs::write(home.path("user/userdata"), "u").unwrap();
+    fs::write(home.path("network/networkdata"), "n").unwrap();
+    fs::write(home.path("empty/userdata"), "u").unwrap();
+    fs::write(home.path("empty/networkdata"), "").unwrap();
+    let open = |name: &str| {
+        let secret = || SeedData::Secret(home.path(name));
+        home.open(&seed(SeedLayout::NoCloud, secret(), Some(secret())))
+    };
+    let files = |name: &str| {
+        let files = content(open(name).unwrap()).1.into_iter();
+        files.map(|(name, _, text)| (name, text)).collect::<Vec<_>>()
+    };
+    let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+    let (meta, user) = (file("meta-data", "{}"), file("user-data", "u"));
+    assert_eq!(files("user"), [meta.clone(), user.clone()]);
+    assert_eq!(files("empty"), [meta.clone(), user]);
+    let network = file("network-config", "n");
+    assert_eq!(files("network"), [meta, network, file("user-data", "")]);
+    let error = open("neither").unwrap_err();
+    assert!(error.ends_with("has no file userdata or userData"), "{error}");
+}
+
+#[test]
 fn an_objects_files_become_a_disk() {
     let home = Home::new();
     fs::create_dir(home.path("map")).unwrap();
