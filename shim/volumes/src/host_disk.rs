@@ -2,10 +2,14 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstatvfs, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, fstatvfs, linkat, openat, renameat_with, unlinkat,
+};
+use rustix::io::Errno;
 use tracing::{info, warn};
 
 use super::error::VolumeFault;
@@ -39,15 +43,17 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
         .create(parent)
         .map_err(VolumeFault::io(parent))?;
     let parent = PathHandle::on_host(parent).map_err(VolumeFault::io(parent))?;
-    create_in(&parent, path.file_name().unwrap_or_default(), bytes).map(drop)
+    create_in(&parent, path.file_name().unwrap_or_default(), bytes, |_| ())
 }
 
 /// Creates an image in a directory. `bytes` are rounded down to whole MiB, and by up to a tenth if space is short.
+/// The image gets its name when it is complete, and `set_owner` has been called.
 pub(super) fn create_in(
     directory: &PathHandle,
     name: impl AsRef<Path>,
     bytes: u64,
-) -> Result<File, VolumeFault> {
+    set_owner: impl Fn(&File),
+) -> Result<(), VolumeFault> {
     let (handle, name) = (directory.handle(), name.as_ref());
     let path = directory.path.join(name);
     let space = fstatvfs(handle).map_err(VolumeFault::io(&directory.path))?;
@@ -66,16 +72,50 @@ pub(super) fn create_in(
     if size < bytes / MIB * MIB {
         warn!(path = %path.display(), demanded = bytes, size, "little space: the image is smaller than requested (within 10 %)");
     }
-    // With EXCL a dangling symbolic link is not followed.
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let made = openat(handle, name, flags, Mode::from_raw_mode(0o660));
-    let file = File::from(made.map_err(VolumeFault::io(&path))?);
-    if let Err(source) = file.set_len(size) {
-        let _ = unlinkat(handle, name, AtFlags::empty());
-        return Err(VolumeFault::Io { path, source });
-    }
+    let complete = |file: &File| {
+        file.set_len(size)?;
+        set_owner(file);
+        file.sync_all()
+    };
+    let made = match nameless(handle, name, &complete) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            renamed(handle, name, &complete)
+        }
+        other => other,
+    };
+    made.map_err(VolumeFault::io(&path))?;
     info!(path = %path.display(), size, "made an image");
-    Ok(file)
+    Ok(())
+}
+
+type Complete<'a> = &'a dyn Fn(&File) -> io::Result<()>;
+
+const MODE: Mode = Mode::from_raw_mode(0o660);
+
+/// Creates a file that gets its name when it is complete. An existing file or link of that name stays.
+fn nameless(directory: &OwnedFd, name: &Path, complete: Complete<'_>) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = File::from(openat(directory, ".", flags, MODE)?);
+    complete(&file)?;
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, own, directory, name, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// As [`nameless`], for file systems without O_TMPFILE.
+fn renamed(directory: &OwnedFd, name: &Path, complete: Complete<'_>) -> io::Result<()> {
+    let temporary = format!(".husk-{}", uuid::Uuid::new_v4());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = File::from(openat(directory, &temporary, flags, MODE)?);
+    let done = complete(&file).and_then(|()| {
+        match renameat_with(directory, &temporary, directory, name, RenameFlags::NOREPLACE) {
+            // NFS cannot rename without replacing.
+            Err(Errno::INVAL) => Ok(linkat(directory, &temporary, directory, name, AtFlags::empty())?),
+            other => Ok(other?),
+        }
+    });
+    // A renamed file has this name no longer.
+    let _ = unlinkat(directory, &temporary, AtFlags::empty());
+    done
 }
 
 /// Whole MiB of the demanded size, or of the available space if that is at least 90 % of it.
@@ -121,5 +161,40 @@ mod tests {
         assert!(!dir.path().join("huge.img").exists());
         let small = find(&dir.path().join("small.img"), Some(MIB - 1)).unwrap_err();
         assert!(matches!(small, VolumeFault::TooSmall) && !dir.path().join("small.img").exists());
+    }
+
+    #[test]
+    fn an_image_has_its_name_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = PathHandle::on_host(dir.path()).unwrap();
+        let path = dir.path().join("disk.img");
+        let checked = std::cell::Cell::new(0);
+        let is_unnamed = |file: &File| {
+            assert_eq!(file.metadata().unwrap().len(), MIB);
+            assert!(!path.exists());
+            checked.set(checked.get() + 1);
+        };
+        create_in(&folder, "disk.img", MIB, is_unnamed).unwrap();
+        assert_eq!((checked.get(), std::fs::metadata(&path).unwrap().len()), (1, MIB));
+    }
+
+    #[test]
+    fn a_failed_or_second_image_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = PathHandle::on_host(dir.path()).unwrap();
+        let name = Path::new("disk.img");
+        let write = |mut file: &File| io::Write::write_all(&mut file, b"new");
+        let fail = |_: &File| Err(io::ErrorKind::StorageFull.into());
+        for make in [nameless, renamed] {
+            make(folder.handle(), name, &fail).unwrap_err();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+            make(folder.handle(), name, &write).unwrap();
+            assert_eq!(std::fs::read(dir.path().join(name)).unwrap(), b"new");
+            let second = make(folder.handle(), name, &|_| Ok(())).unwrap_err();
+            assert_eq!(second.kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(std::fs::read(dir.path().join(name)).unwrap(), b"new");
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
     }
 }

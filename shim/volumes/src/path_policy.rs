@@ -74,13 +74,13 @@ impl PathPolicy {
             // Other problems are reported when it is opened.
             _ => return Ok(()),
         }
-        let image = host_disk::create_in(&found, IMAGE, bytes)?;
         // The file belongs to the user of KubeVirt's launcher, who opens it if the VM starts on a node with QEMU.
         let (user, group) = (Uid::from_raw(LAUNCHER), Gid::from_raw(LAUNCHER));
-        if let Err(error) = fchown(&image, Some(user), Some(group)) {
-            warn!(path = %path.display(), %error, "the new image keeps its owner");
-        }
-        Ok(())
+        host_disk::create_in(&found, IMAGE, bytes, |image| {
+            if let Err(error) = fchown(image, Some(user), Some(group)) {
+                warn!(path = %path.display(), %error, "the new image keeps its owner");
+            }
+        })
     }
 
     /// Resolves a hotplugged volume: `path` itself, or `disk.img` in that directory. The lookup is repeated on each
