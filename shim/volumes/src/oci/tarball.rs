@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use tar::{EntryType, Header};
+use tar::{EntryType, GnuExtSparseHeader, GnuHeader, Header};
 
 use super::super::error::Reason;
 
@@ -88,6 +88,7 @@ impl<R: Skip> Tarball<R> {
                 EntryType::XHeader => extended.pax(&self.small()?)?,
                 EntryType::GNULongLink | EntryType::XGlobalHeader => {}
                 _ => {
+                    self.skip_extents(header)?;
                     let size = extended.size.unwrap_or(size);
                     self.enter(size);
                     let sparse = extended.sparse || kind.is_gnu_sparse();
@@ -101,6 +102,21 @@ impl<R: Skip> Tarball<R> {
                 }
             }
         }
+    }
+
+    /// Skips the headers that list the further extents of an old GNU sparse member, which `size` does not count.
+    fn skip_extents(&mut self, header: &Header) -> Result<(), Reason> {
+        let mut more =
+            header.entry_type().is_gnu_sparse() && header.as_gnu().is_some_and(GnuHeader::is_extended);
+        self.enter(0);
+        while more {
+            let mut extents = GnuExtSparseHeader::new();
+            more = self.block()?.is_some_and(|block| {
+                extents.as_mut_bytes().copy_from_slice(&block);
+                extents.is_extended()
+            });
+        }
+        Ok(())
     }
 
     fn enter(&mut self, size: u64) {

@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tar::{Builder, EntryType, Header};
+use tar::{Builder, EntryType, GnuExtSparseHeader, Header};
 
 use super::super::error::VolumeFault;
 use super::super::path_handle::PathHandle;
@@ -322,6 +322,29 @@ fn names_may_be_long_and_sizes_in_extended_headers() {
     layer.extend(b"pax");
     layer.resize(layer.len().next_multiple_of(512) + 1024, 0);
     assert_eq!(home.disk(&[layer], None), Ok(b"pax".to_vec()));
+}
+
+#[test]
+fn headers_with_extents_of_other_files_are_skipped() {
+    let home = Home::new();
+    let mut sparse = Header::new_gnu();
+    sparse.set_path("var/log/lastlog").unwrap();
+    sparse.set_entry_type(EntryType::GNUSparse);
+    sparse.set_size(3);
+    sparse.as_gnu_mut().unwrap().set_is_extended(true);
+    sparse.set_cksum();
+    let mut more = GnuExtSparseHeader::new();
+    more.set_is_extended(true);
+    let last = GnuExtSparseHeader::new();
+    let mut tar = [*sparse.as_bytes(), *more.as_bytes(), *last.as_bytes()].concat();
+    assert!(
+        home.disk(&[tar.clone()], None)
+            .is_err_and(|error| error.contains("cut short"))
+    );
+    tar.extend(b"log");
+    tar.resize(tar.len().next_multiple_of(512), 0);
+    tar.extend(layer(&[("disk/a", b"a")]));
+    assert_eq!(home.disk(&[tar], None), Ok(b"a".to_vec()));
 }
 
 #[test]
