@@ -77,7 +77,8 @@ impl HostState<'_> {
             false => serde_json::to_vec(&all)?,
         };
         // The lock belongs to this file, so it cannot be replaced by a new one.
-        self.file.write_all_at(&text, 0)?;
+        self.file
+            .write_all_at(&padded(&text, self.file.metadata()?.len()), 0)?;
         self.file.set_len(text.len() as u64)?;
         self.done = done;
         Ok(())
@@ -89,6 +90,13 @@ pub(super) fn save_error() -> impl FnOnce(io::Error) -> NetworkFault {
     NetworkFault::kernel("keeping what is done to this machine's network")
 }
 
+/// The text, with blanks over the rest of an old text: a process that ends before it cuts them off leaves valid JSON.
+fn padded(text: &[u8], old: u64) -> Vec<u8> {
+    let mut padded = text.to_vec();
+    padded.resize(text.len().max(old.min(MAX_FILE) as usize), b' ');
+    padded
+}
+
 fn all(file: &File) -> io::Result<All> {
     let mut text = vec![0; file.metadata()?.len().min(MAX_FILE) as usize];
     file.read_exact_at(&mut text, 0)?;
@@ -97,6 +105,8 @@ fn all(file: &File) -> io::Result<All> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
     use super::*;
 
     #[test]
@@ -126,5 +136,21 @@ mod tests {
         assert_eq!(state.done(), &HostChanges::default());
         state.change(|done| done.table = true).unwrap();
         assert!(HostState::load(&file, 1).unwrap().done().table);
+    }
+
+    #[test]
+    fn a_process_that_ends_before_it_cuts_the_file_leaves_its_record() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("changes", flags).unwrap());
+        let mut one = HostState::load(&file, 1).unwrap();
+        let mut two = HostState::load(&file, 2).unwrap();
+        one.change(|done| done.table = true).unwrap();
+        two.change(|done| done.table = true).unwrap();
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        two.change(|done| done.table = false).unwrap_err();
+        assert!(HostState::load(&file, 1).unwrap().done().table);
+        assert_eq!(HostState::load(&file, 2).unwrap().done(), &HostChanges::default());
+        one.change(|done| done.table = false).unwrap_err();
+        assert_eq!(HostState::load(&file, 1).unwrap().done(), &HostChanges::default());
     }
 }
