@@ -15,12 +15,7 @@ use super::nft::{self, NatConfig};
 use super::nic::PodNic;
 use super::{bridge, ethtool, sysctl, tap};
 
-const SYSCTLS: [&str; 3] = [
-    "ipv4/ip_forward",
-    // Lets packets to 127.0.0.1 in the pod reach the guest.
-    "ipv4/conf/all/route_localnet",
-    "ipv6/conf/all/forwarding",
-];
+const SYSCTLS: [&str; 2] = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"];
 
 /// Sysctls that the binding sets for the whole namespace, with their old values.
 pub(super) fn sysctls_to_save(nic: &PodNic) -> Result<Vec<(String, String)>, NetworkFault> {
@@ -30,7 +25,7 @@ pub(super) fn sysctls_to_save(nic: &PodNic) -> Result<Vec<(String, String)>, Net
 fn required_sysctls(nic: &PodNic) -> &'static [&'static str] {
     match nic.has_ipv6() {
         true => &SYSCTLS,
-        false => &SYSCTLS[..2],
+        false => &SYSCTLS[..1],
     }
 }
 
@@ -55,6 +50,8 @@ pub(super) fn build(
     bridge::enslave(netlink, index, guest, &devices.tap, nic.mtu)?;
     netlink.set_learning(guest, &devices.tap, false)?;
     netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
+    // Lets packets to 127.0.0.1 in the pod reach the guest, which on all devices would open it to other hosts.
+    sysctl::set(&format!("ipv4/conf/{}/route_localnet", devices.bridge), "1")?;
     netlink.set_up(index, &devices.bridge, true)?;
     if nic.has_ipv6() {
         netlink.add_address(index, &devices.bridge, IpNet::V6(network.gateway6()))?;

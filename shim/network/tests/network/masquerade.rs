@@ -47,6 +47,11 @@ fn the_guest_is_behind_the_pods_address() {
     assert!(guest.pings(NODE, MacAddr::GATEWAY));
     assert!(pod.shows("addr show eth0").contains("inet 10.244.1.5/24"));
     assert_eq!(switch(&pod.netns, "ipv4/ip_forward"), "1");
+    // Packets to 127.0.0.1 from other hosts stay out.
+    for (device, value) in [("all", "0"), ("eth0", "0"), ("k6t-eth0", "1")] {
+        let name = format!("ipv4/conf/{device}/route_localnet");
+        assert_eq!(switch(&pod.netns, &name), value, "{device}");
+    }
 
     let socket = node_socket(&pod);
     let port = socket.local_addr().unwrap().port();
