@@ -79,17 +79,17 @@ impl DhcpLease {
         })
     }
 
-    /// Lease of a masqueraded guest.
-    pub(super) fn for_masquerade(network: &Masquerade, mac: MacAddr, mtu: u32) -> DhcpLease {
+    /// Lease of a masqueraded guest; `None` if the pod has no IPv4 address.
+    pub(super) fn for_masquerade(network: &Masquerade, nic: &PodNic, mac: MacAddr) -> Option<DhcpLease> {
         let gateway = network.gateway().addr();
-        DhcpLease {
+        nic.ipv4().map(|_| DhcpLease {
             mac,
             address: network.guest(),
             server: gateway,
             router: Some(gateway),
             routes: Vec::new(),
-            mtu,
-        }
+            mtu: nic.mtu,
+        })
     }
 }
 
@@ -196,5 +196,10 @@ mod tests {
             DhcpLease::for_bridge(&pod, pod.mac, Ipv4Addr::new(169, 254, 75, 10)),
             None
         );
+        assert_eq!(
+            DhcpLease::for_masquerade(&Masquerade::default(), &pod, pod.mac),
+            None
+        );
+        assert!(Dhcpv6Lease::for_masquerade(&Masquerade::default(), &pod).is_some());
     }
 }

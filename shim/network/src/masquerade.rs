@@ -15,18 +15,18 @@ use super::nft::{self, NatConfig};
 use super::nic::PodNic;
 use super::{bridge, ethtool, sysctl, tap};
 
-const SYSCTLS: [&str; 2] = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"];
+const FORWARD: &str = "ipv4/ip_forward";
+const FORWARD6: &str = "ipv6/conf/all/forwarding";
 
 /// Sysctls that the binding sets for the whole namespace, with their old values.
 pub(super) fn sysctls_to_save(nic: &PodNic) -> Result<Vec<(String, String)>, NetworkFault> {
-    sysctl::not_on(required_sysctls(nic))
+    sysctl::not_on(&required_sysctls(nic))
 }
 
-fn required_sysctls(nic: &PodNic) -> &'static [&'static str] {
-    match nic.has_ipv6() {
-        true => &SYSCTLS,
-        false => &SYSCTLS[..1],
-    }
+fn required_sysctls(nic: &PodNic) -> Vec<&'static str> {
+    let of = |has: bool, name| has.then_some(name);
+    let both = [of(nic.ipv4().is_some(), FORWARD), of(nic.has_ipv6(), FORWARD6)];
+    both.into_iter().flatten().collect()
 }
 
 /// Builds the binding beside the pod's NIC, which stays unchanged.
@@ -49,9 +49,11 @@ pub(super) fn build(
     let guest = netlink.require_link(&devices.tap)?.index;
     bridge::enslave(netlink, index, guest, &devices.tap, nic.mtu)?;
     netlink.set_learning(guest, &devices.tap, false)?;
-    netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
-    // Lets packets to 127.0.0.1 in the pod reach the guest, which on all devices would open it to other hosts.
-    sysctl::set(&format!("ipv4/conf/{}/route_localnet", devices.bridge), "1")?;
+    if nic.ipv4().is_some() {
+        netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
+        // Lets packets to 127.0.0.1 in the pod reach the guest, which on all devices would open it to other hosts.
+        sysctl::set(&format!("ipv4/conf/{}/route_localnet", devices.bridge), "1")?;
+    }
     netlink.set_up(index, &devices.bridge, true)?;
     if nic.has_ipv6() {
         netlink.add_address(index, &devices.bridge, IpNet::V6(network.gateway6()))?;
@@ -74,7 +76,10 @@ pub(super) fn nat_configs(nic: &PodNic, network: &Masquerade, devices: &DeviceNa
         bridge: devices.bridge.clone(),
         ports: network.ports.clone(),
     };
-    let mut all = vec![of(network.gateway().addr().into(), network.guest().addr().into())];
+    let mut all = Vec::new();
+    if nic.ipv4().is_some() {
+        all.push(of(network.gateway().addr().into(), network.guest().addr().into()));
+    }
     if nic.has_ipv6() {
         all.push(of(
             network.gateway6().addr().into(),
@@ -102,4 +107,36 @@ pub(super) fn tear_down(
 /// True if the table existed before the preparation.
 fn is_foreign_table(nat: &NatConfig, foreign_tables: &[String]) -> bool {
     foreign_tables.iter().any(|family| family == nat.family())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_pods_address_families_are_translated_and_forwarded() {
+        let devices = DeviceNames::for_nic("eth0").unwrap();
+        for (addresses, families, sysctls) in [
+            (&["10.244.1.5/24"][..], &["ip"][..], &[FORWARD][..]),
+            (&["fd00::5/64"], &["ip6"], &[FORWARD6]),
+            (
+                &["10.244.1.5/24", "fd00::5/64"],
+                &["ip", "ip6"],
+                &[FORWARD, FORWARD6],
+            ),
+        ] {
+            let nic = PodNic {
+                name: "eth0".to_owned(),
+                index: 2,
+                mac: MacAddr([2, 0, 0, 0, 0, 1]),
+                mtu: 1450,
+                addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+                routes: Vec::new(),
+                neighbours: Vec::new(),
+            };
+            let nat = nat_configs(&nic, &Masquerade::default(), &devices);
+            let found: Vec<_> = nat.iter().map(NatConfig::family).collect();
+            assert_eq!((&found[..], &required_sysctls(&nic)[..]), (families, sysctls));
+        }
+    }
 }

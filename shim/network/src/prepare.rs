@@ -177,7 +177,7 @@ fn open(
             None,
         ),
         Binding::Masquerade(network) => (
-            Some(DhcpLease::for_masquerade(network, record.mac, record.nic.mtu)),
+            DhcpLease::for_masquerade(network, &record.nic, record.mac),
             Dhcpv6Lease::for_masquerade(network, &record.nic),
         ),
     };

@@ -23,7 +23,7 @@ pub struct PreparedNic {
     pub devices: DeviceNames,
     /// The pod's NIC as the CNI plugin left it.
     pub nic: PodNic,
-    /// `None` if the pod has no address: then no DHCP server runs.
+    /// `None` if the pod has no IPv4 address. Without this and `lease6` no DHCP server runs.
     pub lease: Option<DhcpLease>,
     pub lease6: Option<Dhcpv6Lease>,
 }

@@ -50,10 +50,21 @@ impl Pod {
     /// As [`Pod::with_address`], with IPv6 as well.
     pub fn with_both_families() -> Pod {
         let pod = Pod::with_address();
-        ip(&pod.node, "addr add fd00:1::1/64 dev veth0 nodad");
-        ip(&pod.netns, "addr add fd00:1::5/64 dev eth0 nodad");
-        ip(&pod.netns, "-6 route add default via fd00:1::1");
+        pod.add_ipv6();
         pod
+    }
+
+    /// As [`Pod::with_address`], with IPv6 only.
+    pub fn with_ipv6() -> Pod {
+        let pod = Pod::bare();
+        pod.add_ipv6();
+        pod
+    }
+
+    fn add_ipv6(&self) {
+        ip(&self.node, "addr add fd00:1::1/64 dev veth0 nodad");
+        ip(&self.netns, "addr add fd00:1::5/64 dev eth0 nodad");
+        ip(&self.netns, "-6 route add default via fd00:1::1");
     }
 
     /// A pod whose gateway does not answer ARP, but is a static neighbour.

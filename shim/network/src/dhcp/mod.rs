@@ -63,15 +63,18 @@ impl DhcpServer {
         let fault = NetworkFault::for_interface(&prepared.name);
         let server = || {
             options.check()?;
-            let Some(lease) = prepared.lease.clone() else {
+            if prepared.lease.is_none() && prepared.lease6.is_none() {
                 return Ok(None);
-            };
+            }
             let work = || DhcpSockets::open(interface, prepared, options.lease_time);
             let sockets = netns.run(work).map_err(NetworkFault::Namespace).flatten()?;
             let v6 = prepared
                 .lease6
                 .map(|lease| v6::Dhcpv6Responder::new(lease, options.resolver.clone()));
-            let v4 = v4::Dhcpv4Responder::new(lease, options)?;
+            let v4 = match prepared.lease.clone() {
+                Some(lease) => Some(v4::Dhcpv4Responder::new(lease, options)?),
+                None => None,
+            };
             DhcpTask::new(sockets, v4, v6).map(Some)
         };
         let Some(server) = server().map_err(fault)? else {
@@ -114,12 +117,17 @@ impl DhcpServer {
 #[derive(Debug)]
 struct DhcpSockets {
     bridge: u32,
+    v4: Option<Dhcpv4Sockets>,
+    v6: Option<(OwnedFd, OwnedFd)>,
+}
+
+#[derive(Debug)]
+struct Dhcpv4Sockets {
     bridge_mac: MacAddr,
     tap: u32,
     received: OwnedFd,
     sender: OwnedFd,
     open_port: Option<OwnedFd>,
-    v6: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl DhcpSockets {
@@ -136,15 +144,20 @@ impl DhcpSockets {
         let at_tap = bridged && lease_time < MAX_RENEWED_LEASE;
         let open = || -> io::Result<DhcpSockets> {
             let index = bridge.index;
+            let v4 = || -> io::Result<Dhcpv4Sockets> {
+                Ok(Dhcpv4Sockets {
+                    bridge_mac: bridge.mac.unwrap_or(MacAddr::GATEWAY),
+                    tap,
+                    received: socket::receiver(if at_tap { tap } else { index }, at_tap)?,
+                    sender: socket::sender()?,
+                    open_port: (!bridged)
+                        .then(|| socket::open_port(&devices.bridge))
+                        .transpose()?,
+                })
+            };
             Ok(DhcpSockets {
                 bridge: index,
-                bridge_mac: bridge.mac.unwrap_or(MacAddr::GATEWAY),
-                tap,
-                received: socket::receiver(if at_tap { tap } else { index }, at_tap)?,
-                sender: socket::sender()?,
-                open_port: (!bridged)
-                    .then(|| socket::open_port(&devices.bridge))
-                    .transpose()?,
+                v4: prepared.lease.is_some().then(v4).transpose()?,
                 v6: match prepared.lease6 {
                     Some(_) => Some((
                         socket::dhcpv6(&devices.bridge, index)?,
@@ -162,14 +175,18 @@ impl DhcpSockets {
 }
 
 struct DhcpTask {
+    v4: Option<Dhcpv4Server>,
+    v6: Option<Ipv6Router>,
+    leased: watch::Sender<Option<Ipv4Addr>>,
+}
+
+struct Dhcpv4Server {
     bridge_mac: MacAddr,
     tap: u32,
     received: AsyncFd<OwnedFd>,
     sender: OwnedFd,
     _open_port: Option<OwnedFd>,
-    v4: v4::Dhcpv4Responder,
-    v6: Option<Ipv6Router>,
-    leased: watch::Sender<Option<Ipv4Addr>>,
+    responder: v4::Dhcpv4Responder,
     /// A reply could not be sent.
     reported: Cell<bool>,
 }
@@ -177,10 +194,22 @@ struct DhcpTask {
 impl DhcpTask {
     fn new(
         sockets: DhcpSockets,
-        v4: v4::Dhcpv4Responder,
+        v4: Option<v4::Dhcpv4Responder>,
         v6: Option<v6::Dhcpv6Responder>,
     ) -> Result<DhcpTask, NetworkFault> {
         let poll = |fd| readable(fd).map_err(NetworkFault::kernel("waiting for the DHCP server's sockets"));
+        let v4 = match (sockets.v4, v4) {
+            (Some(sockets), Some(responder)) => Some(Dhcpv4Server {
+                bridge_mac: sockets.bridge_mac,
+                tap: sockets.tap,
+                received: poll(sockets.received)?,
+                sender: sockets.sender,
+                _open_port: sockets.open_port,
+                responder,
+                reported: Cell::new(false),
+            }),
+            _ => None,
+        };
         let v6 = match (sockets.v6, v6) {
             (Some((dhcp, icmp)), Some(server)) => {
                 Some(Ipv6Router::new(poll(dhcp)?, poll(icmp)?, server, sockets.bridge))
@@ -188,49 +217,49 @@ impl DhcpTask {
             _ => None,
         };
         Ok(DhcpTask {
-            bridge_mac: sockets.bridge_mac,
-            tap: sockets.tap,
-            received: poll(sockets.received)?,
-            sender: sockets.sender,
-            _open_port: sockets.open_port,
             v4,
             v6,
             leased: watch::Sender::new(None),
-            reported: Cell::new(false),
         })
     }
 
     async fn serve(mut self) {
         loop {
-            tokio::select! {
-                ready = self.received.readable() => {
-                    let failed = match ready {
-                        Ok(mut ready) => {
-                            let read = ready.try_io(|socket| self.answer(socket.get_ref()));
-                            matches!(read, Ok(Err(_)))
-                        }
-                        Err(_) => true,
-                    };
-                    if failed {
-                        tokio::time::sleep(ERROR_PAUSE).await;
-                    }
-                }
-                done = ipv6_router::serve_once(&mut self.v6) => {
-                    if done.is_err() {
-                        tokio::time::sleep(ERROR_PAUSE).await;
-                    }
-                }
+            let done = tokio::select! {
+                done = Dhcpv4Server::serve_once(&mut self.v4, &self.leased) => done,
+                done = ipv6_router::serve_once(&mut self.v6) => done,
+            };
+            if done.is_err() {
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
+        }
+    }
+}
+
+impl Dhcpv4Server {
+    /// Waits for one frame and answers it. Waits for ever if there is no server.
+    async fn serve_once(
+        server: &mut Option<Dhcpv4Server>,
+        leased: &watch::Sender<Option<Ipv4Addr>>,
+    ) -> io::Result<()> {
+        let Some(server) = server else {
+            return std::future::pending().await;
+        };
+        let mut ready = server.received.readable().await?;
+        match ready.try_io(|socket| server.answer(socket.get_ref(), leased)) {
+            Ok(done) => done,
+            // There was no frame.
+            Err(_) => Ok(()),
         }
     }
 
     /// Reads one frame and replies if it is from the guest.
-    fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
+    fn answer(&self, socket: &OwnedFd, leased: &watch::Sender<Option<Ipv4Addr>>) -> io::Result<()> {
         let mut buffer = [0; 2048];
         let (_, length) = recv(socket, &mut buffer[..], RecvFlags::TRUNC)?;
         let answer = buffer
             .get(..length)
-            .and_then(|frame| reply(&self.v4, self.bridge_mac, frame));
+            .and_then(|frame| reply(&self.responder, self.bridge_mac, frame));
         if let Some((frame, leases)) = answer {
             // Sent to the tap directly, so that other ports of the bridge do not see it. Clients retry lost packets.
             if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
@@ -241,9 +270,8 @@ impl DhcpTask {
                     tracing::warn!("a DHCP answer was not sent: {e}");
                 }
             } else if leases {
-                let address = Some(self.v4.lease().address.addr());
-                self.leased
-                    .send_if_modified(|leased| std::mem::replace(leased, address) != address);
+                let address = Some(self.responder.lease().address.addr());
+                leased.send_if_modified(|leased| std::mem::replace(leased, address) != address);
             }
         }
         Ok(())

@@ -145,7 +145,20 @@ fn existing_chains_of_the_same_names_are_allowed() {
 #[tokio::test]
 #[ignore = "needs root and /dev/net/tun"]
 async fn ipv6_is_advertised_and_translated() {
-    let pod = Pod::with_both_families();
+    uses_ipv6(&Pod::with_both_families()).await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
+async fn a_guest_has_no_ipv4_where_the_pod_has_none() {
+    let pod = Pod::with_ipv6();
+    uses_ipv6(&pod).await;
+    assert_eq!(pod.ready(&interface(masquerade(&[]))).lease, None);
+    assert_eq!(pod.shows("-4 addr show k6t-eth0"), "");
+    assert_eq!(switch(&pod.netns, "ipv4/ip_forward"), "0");
+}
+
+async fn uses_ipv6(pod: &Pod) {
     let interface = interface(masquerade(&[]));
     let prepared = pod.ready(&interface);
     let mut guest = RawGuest::of(&prepared);
