@@ -217,4 +217,17 @@ pub(super) mod tests {
             }
         }
     }
+
+    #[test]
+    fn an_allocated_image_grows_where_the_file_system_cannot_allocate() {
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        let growth = ImageGrowth {
+            bytes: 4096..8192,
+            allocated: true,
+        };
+        growth.apply(&file, |_| Err(Errno::OPNOTSUPP)).unwrap();
+        assert_eq!(fstat(&file).unwrap().st_size, 8192);
+        let full = growth.apply(&file, |_| Err(Errno::NOSPC)).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    }
 }
