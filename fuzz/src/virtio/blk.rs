@@ -40,6 +40,7 @@ impl Setup {
                 false => BlockSize::Auto,
             },
             error_policy: error_policy(self.error_policy),
+            preallocated: false,
         }
     }
 }

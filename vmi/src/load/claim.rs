@@ -1,6 +1,6 @@
-//! Sizes of the claims behind a VMI's volumes, as virt-controller writes them into the VMI's status.
+//! Sizes and allocation of the claims behind a VMI's volumes, as virt-controller writes them into the VMI's status.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -63,14 +63,25 @@ impl ClaimSize {
 
 /// The sizes by volume. Entries that are not as KubeVirt writes them are passed over.
 pub(super) fn claims(status: Option<&Value>) -> BTreeMap<String, ClaimSize> {
+    let sizes = entries(status).filter_map(|(name, entry)| Some((name.to_owned(), ClaimSize::of(entry)?)));
+    sizes.collect()
+}
+
+/// The volumes whose claims are preallocated.
+pub(super) fn preallocated(status: Option<&Value>) -> BTreeSet<String> {
+    let found = entries(status).filter(|(_, entry)| {
+        let claim = entry.get("persistentVolumeClaimInfo");
+        claim.and_then(|claim| claim.get("preallocated")) == Some(&Value::Bool(true))
+    });
+    found.map(|(name, _)| name.to_owned()).collect()
+}
+
+fn entries(status: Option<&Value>) -> impl Iterator<Item = (&str, &Value)> {
     let entries = status
         .and_then(|status| status.get("volumeStatus"))
         .and_then(Value::as_array);
-    let sizes = entries.into_iter().flatten().filter_map(|entry| {
-        let name = entry.get("name")?.as_str()?;
-        Some((name.to_owned(), ClaimSize::of(entry)?))
-    });
-    sizes.collect()
+    let entries = entries.into_iter().flatten();
+    entries.filter_map(|entry| Some((entry.get("name")?.as_str()?, entry)))
 }
 
 #[cfg(test)]
@@ -121,5 +132,28 @@ mod tests {
         assert_eq!(read(&broken), BTreeMap::new());
         assert_eq!(claims(None), BTreeMap::new());
         assert_eq!(claims(Some(&json!({"volumeStatus": {}}))), BTreeMap::new());
+    }
+
+    #[test]
+    fn preallocated_claims_of_either_mode_are_found() {
+        let mut entries = [
+            entry("file", "Filesystem", "1Gi", "0.06"),
+            entry("block", "Block", "1Gi", "0"),
+            entry("sparse", "Filesystem", "1Gi", "0.06"),
+            entry("text", "Filesystem", "1Gi", "0.06"),
+            json!({"name": "none"}),
+        ];
+        for (entry, value) in entries
+            .iter_mut()
+            .zip([json!(true), json!(true), json!(false), json!("true")])
+        {
+            entry["persistentVolumeClaimInfo"]["preallocated"] = value;
+        }
+        let found = preallocated(Some(&json!({"volumeStatus": entries})));
+        assert_eq!(
+            found.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["block", "file"]
+        );
+        assert_eq!(preallocated(None), BTreeSet::new());
     }
 }

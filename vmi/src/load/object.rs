@@ -1,11 +1,11 @@
 //! Reads a VirtualMachineInstance or VirtualMachine object and checks it against the schema.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::claim::claims;
+use super::claim::{claims, preallocated};
 use super::metadata::{DEFAULT_NAMESPACE, Metadata};
 use super::run_strategy;
 use super::vmi::Vmi;
@@ -26,6 +26,7 @@ pub(crate) fn read_vmi(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldErro
     let status = object.get("status");
     Ok(Vmi {
         claims: claims(status),
+        preallocated: preallocated(status),
         vsock_cid: status.and_then(|status| status.get("VSOCKCID")).cloned(),
         ..vmi
     })
@@ -127,6 +128,7 @@ fn build(
         annotations: metadata.annotations,
         spec,
         claims: BTreeMap::new(),
+        preallocated: BTreeSet::new(),
         vsock_cid: None,
         document: None,
         path,

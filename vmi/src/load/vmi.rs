@@ -1,6 +1,6 @@
 //! The VirtualMachineInstance that a manifest describes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::claim::ClaimSize;
 use crate::field::{FieldError, Note};
@@ -23,6 +23,8 @@ pub struct Vmi {
     pub spec: Spec,
     /// Sizes of the claims with a filesystem, by volume, if a cluster wrote them into the status.
     pub claims: BTreeMap<String, ClaimSize>,
+    /// Volumes whose claims are preallocated, if a cluster wrote that into the status.
+    pub preallocated: BTreeSet<String>,
     /// CID on the host's AF_VSOCK (`status.VSOCKCID`), as given, if a cluster assigned one.
     pub vsock_cid: Option<serde_json::Value>,
     /// Name of its document in messages; none if the manifest has one document only.

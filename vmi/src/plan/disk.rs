@@ -36,6 +36,9 @@ pub struct DiskPlan {
     /// Reaction to an I/O error on the host.
     #[serde(default)]
     pub error_policy: ErrorPolicy,
+    /// The claim is preallocated, so the guest is offered no discards.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub preallocated: bool,
     /// Number of request queues: 1 or one per vCPU; for a SCSI disk, those of the controller.
     pub queues: u32,
     /// Number of its I/O thread, from 1 in each VM, assigned by `ioThreadsPolicy` and `dedicatedIOThread`; none if the

@@ -91,7 +91,10 @@ pub(super) fn plan(
         match (source, cache) {
             (Ok(source), Ok(cache)) => {
                 if let Some((controller, target)) = slot {
-                    disks.push(one(disk, volume, source, controller, target, cache, queues));
+                    disks.push(DiskPlan {
+                        preallocated: vmi.preallocated.contains(&disk.name),
+                        ..one(disk, volume, source, controller, target, cache, queues)
+                    });
                 }
             }
             (source, cache) => errors.extend(source.err().into_iter().chain(cache.err())),
@@ -152,6 +155,7 @@ fn one(
             DeviceType::Cdrom { .. } | DeviceType::Lun { .. } => BlockSize::Default,
         },
         error_policy: error_policy(disk.error_policy.as_deref()),
+        preallocated: false,
         queues,
         io_thread: None,
         boot_order: disk.boot_order.and_then(|order| u32::try_from(order).ok()),

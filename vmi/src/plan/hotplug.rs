@@ -32,6 +32,8 @@ pub struct NewVolume {
     pub block_size: BlockSize,
     /// Reaction to an I/O error on the host.
     pub error_policy: ErrorPolicy,
+    /// The claim is preallocated: see [`DiskPlan::preallocated`].
+    pub preallocated: bool,
     /// `KIND/NAME` of the object behind it, if there is one.
     pub origin: Option<String>,
 }
@@ -48,6 +50,7 @@ impl Default for NewVolume {
             shareable: false,
             block_size: BlockSize::Default,
             error_policy: ErrorPolicy::Stop,
+            preallocated: false,
             origin: None,
         }
     }
@@ -121,6 +124,8 @@ impl VmPlan {
             if let Some(address) = there.scsi_address() {
                 wanted.assign(address);
             }
+            // A running disk keeps what its claim's status said when it was plugged.
+            wanted.preallocated = there.preallocated;
             return match *there == wanted {
                 true => Ok(PlugPlan::Present(Box::new(there.clone()))),
                 false => Err(PlugError::NameTaken(name.clone())),
@@ -165,6 +170,7 @@ impl NewVolume {
             shareable: self.shareable,
             block_size: self.block_size,
             error_policy: self.error_policy,
+            preallocated: self.preallocated,
             queues,
             io_thread: None,
             boot_order: None,

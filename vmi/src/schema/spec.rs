@@ -94,7 +94,7 @@ const TEMPLATE: Field = honoured(
 const LIVE_UPDATE_FEATURES: Field = noted("liveUpdateFeatures", Open(&[]), CLUSTER);
 const UPDATE_VOLUMES_STRATEGY: Field = noted("updateVolumesStrategy", Str, CLUSTER);
 
-/// The object around a spec. Of `status` only the sizes of claims and the CID are read.
+/// The object around a spec. Of `status` only the claims and the CID are read.
 pub(crate) static OBJECT: FieldType = Object(&[
     honoured("apiVersion", Str),
     honoured("kind", Str),

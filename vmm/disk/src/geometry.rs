@@ -30,6 +30,8 @@ pub struct Geometry {
     pub max_discard: u64,
     /// The disk cannot be written.
     pub read_only: bool,
+    /// Discards are ignored, and zeroed blocks stay allocated.
+    pub preallocated: bool,
     /// Completed writes are stable only after a flush.
     pub write_cache: bool,
     /// Alignment of direct I/O; 1 and 1 without direct I/O.
@@ -180,6 +182,7 @@ impl Geometry {
             discard_granularity: file_geometry.physical.max(physical_block),
             max_discard: MAX_DISCARD,
             read_only: options.read_only,
+            preallocated: options.preallocated,
             write_cache: !options.read_only && options.cache != CacheMode::Writethrough,
             align,
             late_errors: false,

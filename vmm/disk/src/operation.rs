@@ -38,11 +38,11 @@ pub(crate) enum OperationKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileTraits {
     pub align: Align,
-    /// A discard does something; cleared by the first refusal.
+    /// A discard does something: not in a preallocated image, and cleared by the first refusal.
     pub discard: bool,
     /// Unit in bytes that a discard may cover: the logical block of a block device, 1 for a file. A power of two.
     pub discard_block: u64,
-    /// `fallocate` punches holes; cleared by the first refusal.
+    /// `fallocate` punches holes: not in a preallocated image, and cleared by the first refusal.
     pub punch: bool,
     /// `fallocate` zeroes ranges; cleared by the first refusal.
     pub zero_range: bool,

@@ -86,4 +86,6 @@ pub struct DiskOptions {
     pub block_size: BlockSize,
     /// Policy for I/O errors.
     pub error_policy: ErrorPolicy,
+    /// The image is fully allocated and stays so: discards are ignored.
+    pub preallocated: bool,
 }

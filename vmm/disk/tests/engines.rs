@@ -212,6 +212,42 @@ fn discard_and_write_zeroes_free_space() {
 }
 
 #[test]
+fn a_preallocated_image_keeps_its_blocks() {
+    for kind in KINDS {
+        let file = image(MIB);
+        file.as_file().write_all_at(&pattern(MIB as usize, 1), 0).unwrap();
+        file.as_file().sync_all().unwrap();
+        let full = file.as_file().metadata().unwrap().blocks();
+        let options = DiskOptions {
+            preallocated: true,
+            ..reporting()
+        };
+        let mut served = serve(kind, &disk(&file, 0, options));
+        let half = MIB / 2;
+        let requests = [
+            IoRequest::Discard {
+                offset: 0,
+                len: half,
+                durable: true,
+            },
+            IoRequest::WriteZeroes {
+                offset: half,
+                len: half,
+                unmap: true,
+                durable: true,
+            },
+        ];
+        assert!(run(&mut served, &requests).iter().all(Result::is_ok));
+        assert!(file.as_file().metadata().unwrap().blocks() >= full);
+        let mut back = vec![1; MIB as usize];
+        file.as_file().read_exact_at(&mut back, 0).unwrap();
+        let mut expected = pattern(MIB as usize, 1);
+        expected[half as usize..].fill(0);
+        assert!(back == expected);
+    }
+}
+
+#[test]
 fn an_image_cut_short_is_an_error() {
     for kind in KINDS {
         let file = image(MIB);

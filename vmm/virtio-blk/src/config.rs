@@ -25,6 +25,10 @@ pub(crate) const CONFIG_SIZE: usize = 60;
 /// Offset of `writeback`, the only field that the driver may write.
 pub(crate) const WRITEBACK_OFFSET: u64 = 32;
 
+fn discards(geometry: &Geometry) -> bool {
+    !geometry.read_only && !geometry.preallocated
+}
+
 pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {
     let mut bits = vec![
         VIRTIO_RING_F_INDIRECT_DESC,
@@ -36,7 +40,10 @@ pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {
     if geometry.read_only {
         bits.push(VIRTIO_BLK_F_RO);
     } else {
-        bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+        bits.push(VIRTIO_BLK_F_WRITE_ZEROES);
+    }
+    if discards(geometry) {
+        bits.push(VIRTIO_BLK_F_DISCARD);
     }
     if geometry.write_cache {
         bits.extend([VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_CONFIG_WCE]);
@@ -66,13 +73,15 @@ pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; C
     put(28, &blocks(geometry.optimal_io).to_le_bytes()); // opt_io_size
     put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
     put(34, &queues.to_le_bytes()); // num_queues
-    if !geometry.read_only {
+    if discards(geometry) {
         put(36, &range); // max_discard_sectors
         put(40, &1u32.to_le_bytes()); // max_discard_seg
         put(44, &(geometry.discard_granularity / SECTOR as u32).to_le_bytes()); // discard_sector_alignment
+    }
+    if !geometry.read_only {
         put(48, &range); // max_write_zeroes_sectors
         put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
-        put(56, &[1]); // write_zeroes_may_unmap
+        put(56, &[discards(geometry).into()]); // write_zeroes_may_unmap
     }
     space
 }

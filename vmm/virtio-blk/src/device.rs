@@ -251,6 +251,7 @@ impl VirtioDevice for Blk {
 #[cfg(test)]
 mod tests {
     use husk_disk::{CacheMode, Disk, DiskOptions, EngineKind};
+    use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES};
 
     use super::*;
 
@@ -276,6 +277,27 @@ mod tests {
         let (limits, writeback) = blk.limits(1 << VIRTIO_BLK_F_FLUSH);
         assert!(!limits.durable && writeback.is_some());
         assert_eq!((limits.capacity, limits.serial), (8, *b"a serial that is too"));
+    }
+
+    #[test]
+    fn a_preallocated_disk_offers_no_discards() {
+        let bits = |preallocated| {
+            let options = DiskOptions {
+                preallocated,
+                ..DiskOptions::default()
+            };
+            let blk = blk(options);
+            let space = config::space(&blk.geometry(), 1, true);
+            let has = |bit: u32| blk.features() & (1 << bit) != 0;
+            (
+                has(VIRTIO_BLK_F_DISCARD),
+                has(VIRTIO_BLK_F_WRITE_ZEROES),
+                space[40],
+                space[56],
+            )
+        };
+        assert_eq!(bits(false), (true, true, 1, 1));
+        assert_eq!(bits(true), (false, true, 0, 0));
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn disk_limits(disk: &Disk, shareable: bool) -> MediumLimits {
         optimal_io: geometry.optimal_io,
         read_only: geometry.read_only,
         write_cache: geometry.write_cache,
-        thin: !geometry.read_only,
+        thin: !geometry.read_only && !geometry.preallocated,
         discard_granularity: geometry.discard_granularity,
         max_unmap: geometry.max_discard,
         shareable,
@@ -241,9 +241,25 @@ pub(crate) enum RemovalStage {
 
 #[cfg(test)]
 mod tests {
+    use husk_disk::DiskOptions;
+
     use super::*;
 
     const EXCLUSIVE: fn(u16) -> bool = |tag| tag >= 100;
+
+    #[test]
+    fn a_preallocated_disk_is_not_thin() {
+        for preallocated in [false, true] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(4096).unwrap();
+            let options = DiskOptions {
+                preallocated,
+                ..DiskOptions::default()
+            };
+            let disk = Disk::open_raw(file.into(), options).unwrap();
+            assert_eq!(disk_limits(&disk, false).thin, !preallocated);
+        }
+    }
 
     #[test]
     fn simple_tasks_run_in_parallel_and_ordered_ones_alone() {

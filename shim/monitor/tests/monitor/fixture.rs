@@ -77,6 +77,7 @@ pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
         shareable: false,
         block_size: BlockSize::Default,
         error_policy: ErrorPolicy::Stop,
+        preallocated: false,
         queues: 1,
         io_thread: None,
         boot_order: None,

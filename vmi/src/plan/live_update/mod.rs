@@ -394,7 +394,16 @@ impl VmPlan {
             return;
         }
         for disk in &wanted.disks {
-            if self.disk(&disk.name) != Some(disk) {
+            // A running disk keeps what its claim's status said when the VM started.
+            let same = |there: &DiskPlan| {
+                let preallocated = there.preallocated;
+                *there
+                    == DiskPlan {
+                        preallocated,
+                        ..disk.clone()
+                    }
+            };
+            if !self.disk(&disk.name).is_some_and(same) {
                 let field = field(&disk.name);
                 let text = format!(
                     "the disk {:?} and its volume cannot be changed while the VM runs: restart the VM",
@@ -513,6 +522,7 @@ fn new_volume(
             shareable: disk.shareable,
             block_size: block_size(disk.block_size.as_ref()),
             error_policy: error_policy(disk.error_policy.as_deref()),
+            preallocated: vmi.preallocated.contains(&disk.name),
             origin: volume.origin(),
             source: DiskSource::Empty,
         }),

@@ -249,6 +249,39 @@ fn another_kind_of_volume_needs_a_restart() {
 }
 
 #[test]
+fn disks_know_that_their_claims_are_preallocated() {
+    let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
+    let status = |preallocated: bool| {
+        let entry = |name| json!({"name": name, "persistentVolumeClaimInfo": {"preallocated": preallocated}});
+        let mut change = volumes(more.clone());
+        change["status"] = json!({"volumeStatus": [entry("root"), entry("data")]});
+        change
+    };
+    let mut vm = running();
+    assert!(!vm.disks[0].preallocated);
+    // A running disk stays as it was.
+    let volume = live(status(true)).unwrap().volumes.remove(0);
+    assert!(volume.preallocated);
+    let source = DiskSource::File("/data.img".into());
+    let volume = NewVolume { source, ..volume };
+    let PlugPlan::New(disk) = vm.plug(&volume).unwrap() else {
+        panic!("it is new")
+    };
+    assert!(disk.preallocated);
+    vm.disks.push(*disk);
+    let sparse = NewVolume {
+        preallocated: false,
+        ..volume
+    };
+    assert!(matches!(vm.plug(&sparse), Ok(PlugPlan::Present(disk)) if disk.preallocated));
+
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), "/root.img".into());
+    let vm = plan(&vmi(json!({"status": status(true)["status"]})), &resources).unwrap();
+    assert!(vm.disks[0].preallocated && !vm.disks[1].preallocated);
+}
+
+#[test]
 fn hotpluggable_volumes_have_the_settings_of_their_disks() {
     let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
     let wanted = NewVolume {

@@ -184,9 +184,9 @@ impl Engine {
             image,
             traits: FileTraits {
                 align: disk.align(),
-                discard: true,
+                discard: !disk.geometry().preallocated,
                 discard_block: disk.backend().discard_block(),
-                punch: true,
+                punch: !disk.geometry().preallocated,
                 zero_range: true,
             },
             policy: disk.error_policy(),

@@ -48,6 +48,7 @@ fn options(disk: &pb::Disk) -> DiskOptions {
                 physical: size.physical,
             },
         },
+        preallocated: disk.preallocated,
     }
 }
 

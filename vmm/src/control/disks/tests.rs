@@ -48,6 +48,7 @@ async fn a_scsi_disk_has_the_properties_of_its_request() {
                 size: Some(Size::Custom(custom)),
             }),
             error_policy: pb_disk::ErrorPolicy::Enospace.into(),
+            preallocated: true,
             ..disk(&sender).await
         }),
         target: 255,
@@ -63,6 +64,7 @@ async fn a_scsi_disk_has_the_properties_of_its_request() {
     assert_eq!((unit.address.target, unit.address.lun.number()), (255, 16_383));
     let Medium::Disk(disk) = unit.medium else { panic!() };
     assert_eq!(disk.geometry().logical_block, 4096);
+    assert!(disk.geometry().preallocated);
     assert_eq!(disk.error_policy(), ErrorPolicy::NoSpace);
 }
 

@@ -262,6 +262,7 @@ fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>, base: SentBase) -> D
         block_size,
         format: format(open.format),
         new_overlay: open.new_overlay,
+        preallocated: plan.preallocated,
         may_buffer: open.private && plan.cache == CacheMode::Auto,
         base,
         base_format: base_format.map_or(Format::Unspecified.into(), format),

@@ -26,6 +26,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         shareable: false,
         block_size: PlannedBlockSize::Default,
         error_policy: ErrorPolicy::Stop,
+        preallocated: false,
         queues: 1,
         io_thread: None,
         boot_order: None,
@@ -123,11 +124,13 @@ fn disk_config_matches_the_plan() {
             })),
         }),
         format: Format::Raw.into(),
+        preallocated: true,
         ..Disk::default()
     };
     let change = |disk: &mut DiskPlan| {
         disk.serial = Some("S".into());
         disk.error_policy = ErrorPolicy::Enospace;
+        disk.preallocated = true;
         disk.queues = 4;
     };
     assert_eq!(told(change, Some(sizes)), wanted);

@@ -188,6 +188,7 @@ pub fn geometry(align: Align) -> Geometry {
         discard_granularity: 4096,
         max_discard: 1 << 30,
         read_only: false,
+        preallocated: false,
         write_cache: true,
         align,
         late_errors: false,
