@@ -186,10 +186,10 @@ impl VmBuilder {
         resources.cgroup = cgroup.clone();
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
-            Some(directory) => ScratchDir::at(directory),
+            Some(directory) => ScratchDir::of_pod(directory),
             None if chosen => ScratchDir::locate(),
             // Data there counts as the container's ephemeral storage.
-            None => ScratchDir::at(rootfs_of(&self.bundle)),
+            None => ScratchDir::of_pod(rootfs_of(&self.bundle)),
         };
         let environment = VmEnvironment {
             scratch,

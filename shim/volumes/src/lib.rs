@@ -88,6 +88,7 @@ pub fn open(
     paths: &PathPolicy,
     progress: impl Fn(UnpackProgress),
 ) -> Result<Volumes, VolumeError> {
+    scratch.clear();
     let disks = plan.disks.iter().map(|disk| {
         let progress = |done, size| {
             progress(UnpackProgress {

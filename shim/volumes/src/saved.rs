@@ -72,6 +72,7 @@ pub fn open_saved(
     paths: &PathPolicy,
     progress: impl Fn(UnpackProgress),
 ) -> Result<Volumes, VolumeError> {
+    scratch.clear();
     let disks = plan.disks.iter().zip(saved).map(|(disk, saved)| {
         let progress = |done, size| {
             progress(UnpackProgress {

@@ -160,7 +160,7 @@ impl CandidateContent {
 /// Files without names.
 impl Place for ScratchDir {
     fn create(&self) -> Result<Extracted, String> {
-        let file = self.file().map_err(|fault| fault.to_string())?;
+        let file = self.temporary().map_err(|fault| fault.to_string())?;
         Ok(Extracted { file, name: None })
     }
 
