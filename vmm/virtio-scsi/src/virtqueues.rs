@@ -57,6 +57,8 @@ pub(crate) struct Virtqueues {
     link: Option<(GuestMem, Arc<dyn VirtioInterrupt>)>,
     pub sizes: Option<Sizes>,
     pub queues: Vec<Virtqueue>,
+    /// Position of the queue that is served first: the one that got too few slots, or none, when they last ran out.
+    pub first: usize,
     broken: bool,
 }
 
@@ -82,6 +84,7 @@ impl Virtqueues {
             link: Some((driver.mem, driver.interrupt)),
             sizes: Some(driver.sizes),
             queues: driver.queues.into_iter().map(vq).collect(),
+            first: 0,
             broken: false,
         }
     }

@@ -338,12 +338,20 @@ impl Controller {
     /// Takes requests from the backlog and from all queues. Returns their number.
     fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> Result<usize, FatalError> {
         let mut found = self.serve_backlog(mem)?;
-        for at in 0..self.virtqueues.queues.len() {
+        let turn = found;
+        let count = self.virtqueues.queues.len();
+        let first = self.virtqueues.first.min(count);
+        for at in (first..count).chain(0..first) {
             let vq = &self.virtqueues.queues[at];
             if vq.active.index < REQUEST || !vq.ready {
                 continue;
             }
+            let (before, room) = (found, self.slots.has_room());
             self.virtqueues.queues[at].ready = self.serve(at, mem, &mut found)?;
+            if room && !self.slots.has_room() {
+                // A queue that took all slots is the last one of the next pass.
+                self.virtqueues.first = at + usize::from(before == turn);
+            }
         }
         Ok(found)
     }

@@ -172,6 +172,34 @@ fn a_chain_outside_of_the_queue_needs_a_reset() {
     }
 }
 
+#[test]
+fn no_queue_keeps_the_slots_from_the_others() {
+    let (mut guest, script, heads) = full(ErrorPolicy::Report);
+    for block in 4..7 {
+        write(&mut guest, block.into(), block);
+    }
+    for block in 100..103u32 {
+        let (header, response) = guest.frame(field(at(0, 1)), block.into(), 0, &write10(block, 1));
+        guest.request[1].add(&[header, (DATA, 512, 0), response]);
+    }
+    guest.request[0].kick();
+    guest.request[1].kick();
+    linger();
+    for call in 0..heads.len() + 2 {
+        script.finish(script.made()[call].tag, Ok(()));
+        Guest::made(&script, heads.len() + call + 1);
+    }
+    let block = |call: &RecordedCall| match call.what {
+        CallKind::Write { offset, .. } => (offset / 512) as u32,
+        other => panic!("{other:?}"),
+    };
+    let begun: Vec<_> = script.made().iter().skip(heads.len()).map(block).collect();
+    assert_eq!(begun, [100, 4, 101, 5, 102, 6]);
+    for call in script.made().iter().skip(heads.len() + 2) {
+        script.finish(call.tag, Ok(()));
+    }
+}
+
 /// Fails all writes of [`full`], so that they are held, and pauses the device with two requests in the backlog.
 fn paused() -> (Guest, BackendScript, Vec<u16>, Vec<ActiveQueue>) {
     let (mut guest, script, mut heads) = full(ErrorPolicy::Stop);
