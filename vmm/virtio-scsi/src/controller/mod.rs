@@ -270,6 +270,10 @@ impl Controller {
         more |= self.reap()?;
         self.poll_removals();
         self.kick()?;
+        if !self.removing.is_empty() {
+            // The last flush of an image in memory has ended already, and no event says so.
+            more |= self.reap()?;
+        }
         self.deliver();
         self.virtqueues.signal();
         Ok(more || self.has_requests())

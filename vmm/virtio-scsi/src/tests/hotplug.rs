@@ -1,5 +1,7 @@
 //! Units that are added and removed.
 
+use std::future::Future;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::*;
@@ -137,6 +139,29 @@ fn a_flush_and_an_idle_period_end_a_removal() {
     assert!(start.elapsed() < REMOVAL_TIMEOUT);
     let again = unit("again", at(0, 0), open(&file, reporting()));
     guest.handle.add(again).wait().unwrap();
+}
+
+#[test]
+fn a_disk_in_memory_is_flushed_at_once_and_removed() {
+    let (mut guest, _file) = Guest::new();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(BLOCKS * 512).unwrap();
+    let memory = unit("memory", at(0, 1), open(&file, reporting()));
+    guest.handle.add(memory).wait().unwrap();
+    let (_, buffer) = guest.wait_event();
+    guest.give(buffer);
+    guest.settle(0, 1);
+    let mut answer = std::pin::pin!(guest.handle.remove("memory"));
+    let (_, buffer) = guest.wait_event();
+    assert!(guest.run(at(0, 1), &SYNCHRONIZE_CACHE, &[]).good());
+    guest.give(buffer);
+    // Nothing else wakes the controller.
+    let mut context = Context::from_waker(Waker::noop());
+    let removed = wait_for("the removal", || match answer.as_mut().poll(&mut context) {
+        Poll::Ready(removed) => Some(removed.unwrap()),
+        Poll::Pending => None,
+    });
+    removed.flushed.unwrap();
 }
 
 #[test]
