@@ -221,6 +221,8 @@ impl Controller {
         }
         self.drain()?;
         debug_assert!(self.slots.tasks().next().is_none(), "none outlives its driver");
+        // Units that the driver was to release, before there is another driver, which knows nothing of them.
+        self.poll_removals();
         for (_, unit) in self.table.iter_mut() {
             unit.logical.reset(UnitAttention::PowerOn);
             unit.media_events = false;

@@ -1,8 +1,11 @@
 //! Resets, pauses and the state that survives them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 
 use super::*;
+use crate::config::Sizes;
+use crate::handle::ControllerMessage;
 
 /// Completes a call a little later, and reports that on the channel.
 fn finish_later(script: BackendScript, tag: u16, result: Result<(), i32>) -> Arc<AtomicBool> {
@@ -47,6 +50,41 @@ fn a_reset_forgets_requests_and_keeps_the_table() {
     wait_for("the owner's second call", || {
         (guest.stops.lock().unwrap().len() == 2).then_some(())
     });
+}
+
+#[test]
+fn a_reset_ends_the_wait_for_the_driver_of_a_removed_unit() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let write = Guest::made(&script, 1)[0];
+    let answer = guest.handle.remove("first");
+    guest.wait_event();
+    // The reset waits for the write, so the next driver is there as soon as the reset is done.
+    let (ack, reset) = mpsc::sync_channel(1);
+    guest.handle.0.send(ControllerMessage::Reset(ack));
+    let driver = crate::virtqueues::Driver {
+        mem: guest.mem.clone(),
+        interrupt: Arc::clone(&guest.interrupts) as _,
+        features: HOTPLUG,
+        sizes: Sizes::DEFAULT,
+        queues: guest.new_queues(),
+    };
+    let (ack, active) = mpsc::sync_channel(1);
+    let driver = Box::new(driver);
+    guest.handle.0.send(ControllerMessage::Activate(driver, ack));
+    script.finish(write.tag, Ok(()));
+    reset.recv().unwrap();
+    active.recv().unwrap();
+    let no_unit = (5, 0x25, 0);
+    assert_eq!(guest.run(at(0, 0), &[0; 6], &[]).sense(), no_unit);
+    let flush = Guest::made(&script, 2)[1];
+    script.finish(flush.tag, Ok(()));
+    answer.wait().unwrap();
+    let again = unit("again", at(0, 0), open(&image(BLOCKS), reporting()));
+    guest.handle.add(again).wait().unwrap();
+    guest.settle(0, 0);
+    guest.settle(0, 1);
 }
 
 #[test]

@@ -196,6 +196,15 @@ impl Guest {
     /// A new driver takes over, after a reset, with eight buffers for events.
     fn connect(&mut self, features: u64) {
         self.scsi.reset();
+        let queues = self.new_queues();
+        self.activate(features, queues);
+        for buffer in 0..8 {
+            self.give(DATA - 0x1000 + 16 * buffer);
+        }
+    }
+
+    /// The queues of a new driver.
+    fn new_queues(&mut self) -> Vec<ActiveQueue> {
         let zeroes = vec![0; 5 * RINGS as usize];
         self.put(RINGS, &zeroes);
         let mem = self.mem.clone();
@@ -204,11 +213,7 @@ impl Guest {
         self.request = vec![driver(2), driver(3)];
         self.buffers.clear();
         let drivers = [&self.control, &self.event, &self.request[0], &self.request[1]];
-        let queues = drivers.map(|driver| driver.queue(self.event_idx)).into();
-        self.activate(features, queues);
-        for buffer in 0..8 {
-            self.give(DATA - 0x1000 + 16 * buffer);
-        }
+        drivers.map(|driver| driver.queue(self.event_idx)).into()
     }
 
     fn activate(&mut self, features: u64, queues: Vec<ActiveQueue>) {
