@@ -127,6 +127,21 @@ impl Operation {
         self.stage = Stage::Choose;
     }
 
+    /// True if the next step begins a piece of zeroes, which `fallocate` does not write.
+    pub fn begins_zeroes(&self, traits: &FileTraits) -> bool {
+        let OperationKind::Zero { unmap } = self.kind else {
+            return false;
+        };
+        let allocates = traits.zero_range || unmap && traits.punch;
+        let explicit = self.write_zeroes_explicitly || !allocates;
+        self.stage == Stage::Choose && self.offset < self.end && explicit
+    }
+
+    /// Gives the bounce buffer back, between two pieces. Returns true if there was one.
+    pub fn release_bounce_buffer(&mut self) -> bool {
+        self.bounce.take().is_some()
+    }
+
     /// Clears the request. Returns true if it held a bounce buffer.
     pub fn clear(&mut self) -> bool {
         self.buffers.clear();
@@ -135,7 +150,7 @@ impl Operation {
         self.done_of_first = 0;
         self.write_zeroes_explicitly = false;
         self.retries = 0;
-        self.bounce.take().is_some()
+        self.release_bounce_buffer()
     }
 
     /// The blocks of the disk, as byte offsets, that the rest of the request touches.

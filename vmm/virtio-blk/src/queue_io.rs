@@ -147,12 +147,18 @@ impl QueueIo {
         self.engine.take_stopped().map(|stopped| stopped.error)
     }
 
-    /// Retries held requests. The caller then calls [`QueueIo::kick`].
+    /// Keeps requests that write zeroes without `fallocate` until [`QueueIo::retry`].
+    pub fn suspend(&mut self) {
+        self.engine.suspend_zeroing();
+    }
+
+    /// Retries held requests, and continues suspended ones. The caller then calls [`QueueIo::kick`].
     pub fn retry(&mut self) {
+        self.engine.resume_zeroing();
         self.engine.retry_held(self.disk);
     }
 
-    /// The chains whose requests are held, in the order of their arrival. Nothing else is in flight.
+    /// The chains whose requests are held or suspended, in the order of their arrival. Nothing else is in flight.
     pub fn held(&self) -> Vec<u16> {
         let in_flight = self.pending.iter().filter(|pending| pending.dma.is_some());
         let mut held: Vec<_> = in_flight.map(|pending| (pending.order, pending.head)).collect();
@@ -179,6 +185,11 @@ impl QueueIo {
         self.restored.clear();
         let policy = self.engine.disk(self.disk).map(Disk::error_policy);
         self.engine.set_error_policy(self.disk, ErrorPolicy::Report)?;
+        let in_flight = (0..)
+            .zip(&self.pending)
+            .filter(|(_, pending)| pending.dma.is_some());
+        let tags: Vec<u16> = in_flight.map(|(tag, _)| tag).collect();
+        self.engine.abandon_zeroing(&tags);
         self.engine.fail_held(self.disk);
         loop {
             while self.complete().is_some() {}

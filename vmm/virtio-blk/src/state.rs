@@ -26,8 +26,9 @@ struct BlkState {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QueueState {
-    /// Chains whose requests are held after an I/O error, in the order of their arrival. The device has taken them
-    /// from the available ring. A request is carried out again from its start: what it did before is done again.
+    /// Chains whose requests are held after an I/O error, or suspended while they write zeroes, in the order of their
+    /// arrival. The device has taken them from the available ring. A request is carried out again from its start: what
+    /// it did before is done again.
     held: Vec<u16>,
 }
 

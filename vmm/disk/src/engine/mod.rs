@@ -15,6 +15,7 @@ mod requests;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod zeroing;
 
 /// Identifies a disk attached to an [`Engine`]. The engine never reuses an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +55,10 @@ pub struct Engine {
     /// A request ended since `waiting` was last checked.
     ended_one: bool,
     bounces: usize,
+    /// See [`Engine::suspend_zeroing`].
+    zeroing_suspended: bool,
+    /// Tags of the requests that wait for [`Engine::resume_zeroing`], oldest first.
+    suspended: Vec<u16>,
     /// Requests in flight that rewrite parts of blocks outside their range.
     rewriting: usize,
     next_age: u64,
@@ -105,6 +110,8 @@ struct RequestState {
     rewrites: bool,
     /// It failed and waits for a retry.
     held: bool,
+    /// See [`Engine::abandon_zeroing`].
+    abandoned: bool,
     /// Failed syncs of the disk before it began.
     failed_syncs: u64,
     /// It was synced, while only syncs with lower numbers ran.
@@ -145,6 +152,8 @@ impl Engine {
             stopped: VecDeque::new(),
             ended_one: false,
             bounces: 0,
+            zeroing_suspended: false,
+            suspended: Vec::new(),
             rewriting: 0,
             next_age: 0,
             broken: None,
@@ -251,8 +260,9 @@ impl Engine {
         attached.map_or(0, |attached| attached.in_flight.into())
     }
 
-    /// True if the kernel executes a request or a completion is ready. Held requests, and requests that wait for them,
-    /// do not count: while this is false, [`Engine::complete`] returns nothing until a request is submitted or retried.
+    /// True if the kernel executes a request or a completion is ready. Held and suspended requests, and requests that
+    /// wait for them, do not count: while this is false, [`Engine::complete`] returns nothing until a request is
+    /// submitted, retried or resumed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.backends.running() > 0 || !self.ended.is_empty()

@@ -10,7 +10,7 @@ use crate::operation::{NextAction, OperationKind};
 use crate::{ErrorPolicy, IoBuffer, IoCompletion, IoRequest};
 
 /// Maximum number of bounce buffers of one engine, each of at most 256 KiB.
-const BOUNCES: usize = 4;
+pub(super) const BOUNCES: usize = 4;
 
 /// Stands for the slot of a disk that is not attached.
 const NO_SLOT: u32 = u32::MAX;
@@ -110,6 +110,7 @@ impl Engine {
         request.operation.begin(kind, offset, len, buffers, durable);
         request.slot = disk.slot;
         request.len = len;
+        request.abandoned = false;
         (request.failed_syncs, request.synced) = (failed_syncs, None);
         request.age = Some(self.next_age);
         request.blocks = request.operation.blocks(align);
@@ -208,6 +209,9 @@ impl Engine {
 
     /// Advances a request as far as it gets without waiting.
     pub(super) fn advance(&mut self, tag: u16) {
+        if self.begins_zeroes(tag) && !self.may_zero(tag) {
+            return;
+        }
         let RequestState {
             operation,
             slot,

@@ -270,8 +270,10 @@ impl QueueWorker {
         }
     }
 
-    /// Completes requests in flight and starts none. Held requests stay held.
+    /// Completes requests in flight and starts none. Held requests stay held, and those that write zeroes without
+    /// `fallocate` are suspended.
     fn drain(&mut self) -> Result<(), DeviceError> {
+        self.queue_io.suspend();
         loop {
             // With an unwritable ring answers are lost, but the disk must still finish.
             let reaped = self.reap();

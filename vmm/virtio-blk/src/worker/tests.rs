@@ -335,6 +335,44 @@ fn a_broken_disk_sets_device_needs_reset() {
 }
 
 #[test]
+fn a_pause_and_a_reset_do_not_wait_for_zeroes() {
+    const PIECE: u64 = 256 << 10;
+    for reset in [false, true] {
+        let mut bench = bench(true, 8);
+        // Two pieces.
+        let range = [&[0; 8][..], &1024u32.to_le_bytes(), &[0; 4]].concat();
+        let mem = bench.mem.memory();
+        mem.write_slice(&range, GuestAddress(DATA)).unwrap();
+        let (head, status) = bench.add(13, &[(DATA, 16, 0)]);
+        bench.driver.kick();
+        let allocate = bench.submitted(1)[0];
+        bench.script.finish(allocate.tag, Err(libc::EOPNOTSUPP));
+        let first = bench.submitted(2)[1];
+        bench.stop.write(1).unwrap();
+        settle();
+        bench.done(&[first.tag]);
+        let (queue, queue_io) = bench.stopped();
+        let mut queue_io = queue_io.unwrap();
+        assert_eq!((bench.driver.used(), bench.status(status)), (None, 0xff));
+        assert_eq!(queue_io.held(), [head], "a snapshot has it");
+        if reset {
+            queue_io.abandon().unwrap();
+            assert_eq!((queue_io.held(), bench.script.made().len()), (vec![], 2));
+            continue;
+        }
+        bench.stop.read().unwrap();
+        bench.run((queue, queue_io));
+        let second = bench.submitted(3)[2];
+        let (offset, len, durable) = (PIECE, PIECE, false);
+        assert_eq!(second.what, CallKind::Write { offset, len, durable });
+        bench.done(&[second.tag]);
+        assert_eq!((bench.driver.wait().0, bench.status(status)), (head, 0));
+        bench.stop.write(1).unwrap();
+        bench.stopped();
+    }
+}
+
+#[test]
 fn a_held_request_outlives_a_pause() {
     let mut bench = bench_with(true, 8, ErrorPolicy::Stop);
     let (first, status) = bench.add(0, &[(DATA, 4096, WRITE)]);

@@ -164,6 +164,7 @@ impl Controller {
         self.events.begin(driver.features);
         self.virtqueues = Virtqueues::new(driver);
         self.restart_removal_deadlines();
+        self.engine.resume_zeroing();
         for disk in std::mem::take(&mut self.held) {
             let leaves = |(_, unit): (u32, &Unit)| unit.disk == Some(disk) && unit.removal.is_some();
             let ejected = self.ejected.iter().any(|ejected| ejected.disc == disk);
@@ -178,8 +179,10 @@ impl Controller {
         }
     }
 
-    /// Completes the tasks that run, except those that disks hold after an I/O error, and returns the queues.
+    /// Completes the tasks that run, except those that disks hold after an I/O error and those that write zeroes
+    /// without `fallocate`, and returns the queues.
     fn quiesce(&mut self) -> Result<Vec<ActiveQueue>, FatalError> {
+        self.engine.suspend_zeroing();
         self.drain()?;
         self.virtqueues.signal();
         let queues = self.virtqueues.take();
@@ -221,6 +224,7 @@ impl Controller {
         }
         self.drain()?;
         debug_assert!(self.slots.tasks().next().is_none(), "none outlives its driver");
+        self.engine.resume_zeroing();
         // Units that the driver was to release, before there is another driver, which knows nothing of them.
         self.poll_removals();
         for (_, unit) in self.table.iter_mut() {

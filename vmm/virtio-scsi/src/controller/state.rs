@@ -30,8 +30,9 @@ pub(crate) struct ControllerState {
     events_missed: bool,
     /// Addresses of removed units whose removal the driver has not handled.
     unacknowledged: Vec<RemovedState>,
-    /// Requests that are held after an I/O error, and those that wait for them, in the order of their arrival. The
-    /// device has taken them from the available ring. A request is carried out again from its start.
+    /// Requests that are held after an I/O error, or suspended while they write zeroes, and those that wait for them,
+    /// in the order of their arrival. The device has taken them from the available ring. A request is carried out again
+    /// from its start.
     requests: Vec<RequestState>,
     /// Requests that the device has taken from the available ring too, and has not begun, in the same order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -331,6 +331,7 @@ impl Controller {
         for tag in waiting {
             self.finish(tag, &RequestOutcome::ResponseCode(code));
         }
+        self.engine.abandon_zeroing(&running);
         running
     }
 }

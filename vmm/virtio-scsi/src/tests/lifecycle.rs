@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use husk_disk::testing::CallKind;
+
 use super::*;
 use crate::config::Sizes;
 use crate::handle::ControllerMessage;
@@ -137,6 +139,69 @@ fn held_requests_survive_a_pause_and_are_retried() {
     }
     let (head, used) = guest.request[0].wait();
     assert!(head == first && guest.ended(response, used).good());
+}
+
+/// WRITE SAME of zeroes to the first disk, without `fallocate`, that takes three pieces of 256 KiB. Returns its head
+/// and the address of its response when the first piece is under way.
+fn zero(guest: &mut Guest, script: &BackendScript, id: u64) -> (u16, u64, RecordedCall) {
+    let made = script.made().len();
+    let cdb = [0x93, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x06, 0, 0, 0];
+    let (head, response) = guest.add_with(field(at(0, 0)), id, 0, &cdb, &[]);
+    guest.request[0].kick();
+    let mut call = Guest::made(script, made + 1)[made];
+    if matches!(call.what, CallKind::Allocate { .. }) {
+        script.finish(call.tag, Err(libc::EOPNOTSUPP));
+        call = Guest::made(script, made + 2)[made + 1];
+    }
+    (head, response, call)
+}
+
+#[test]
+fn a_pause_suspends_zeroing() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let (head, response, piece) = zero(&mut guest, &script, 1);
+    let ending = finish_later(script.clone(), piece.tag, Ok(()));
+    let queues = guest.scsi.quiesce().unwrap();
+    assert!(ending.load(Ordering::SeqCst));
+    assert_eq!((script.made().len(), guest.request[0].used()), (2, None));
+    let state: serde_json::Value = guest.scsi.save().unwrap().into();
+    assert_eq!(state["controller"]["requests"][0]["head"], head);
+    guest.activate(HOTPLUG | CHANGE, queues);
+    for made in 3..5 {
+        let piece = Guest::made(&script, made)[made - 1];
+        assert_eq!(guest.request[0].used(), None);
+        script.finish(piece.tag, Ok(()));
+    }
+    let (used, len) = guest.request[0].wait();
+    assert!(used == head && guest.ended(response, len).good());
+    assert_eq!(script.made().len(), 4, "no piece is written twice");
+}
+
+#[test]
+fn functions_and_resets_end_zeroing() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let (head, response, piece) = zero(&mut guest, &script, 9);
+    guest.manage(0, field(at(0, 0)), 9);
+    linger();
+    assert_eq!(guest.control.used(), None);
+    script.finish(piece.tag, Ok(()));
+    guest.control.wait();
+    let (used, len) = guest.request[0].wait();
+    assert_eq!((used, guest.ended(response, len).code), (head, 2), "aborted");
+    // While it runs, and while it is suspended.
+    for paused in [false, true] {
+        let (_, _, piece) = zero(&mut guest, &script, 9);
+        let made = script.made().len();
+        let ending = finish_later(script.clone(), piece.tag, Ok(()));
+        if paused {
+            guest.scsi.quiesce().unwrap();
+        }
+        guest.scsi.reset();
+        assert!(ending.load(Ordering::SeqCst));
+        guest.connect(HOTPLUG);
+        guest.settle(0, 0);
+        assert_eq!(script.made().len(), made);
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod held;
 mod kernel;
 mod many;
 mod syncs;
+mod zeroing;
 
 use kernel::{BLOCKS, Bench, NONE, SECTORS, bench, bench_of, buffers, drain, one};
 
