@@ -94,6 +94,9 @@ pub enum VolumeFault {
     /// Persistent reservations need CAP_SYS_RAWIO.
     #[error("persistent reservations on {} need CAP_SYS_RAWIO: run as root, or remove `lun.reservation`", .0.display())]
     NeedsRawIo(PathBuf),
+    /// Persistent reservations on a dm-multipath map would be made by one path only.
+    #[error("{} has several paths, and a persistent reservation binds one: remove `lun.reservation`", .0.display())]
+    Multipath(PathBuf),
     /// A directory of keys lacks the required key.
     #[error("{} has no file {keys}", path.display())]
     NoKey {

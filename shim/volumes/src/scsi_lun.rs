@@ -4,8 +4,9 @@
 //! by one thread per device, which ends when the VMM closes its end of the socket.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -48,6 +49,10 @@ pub(super) fn open(
     if !husk_scsi_helper::is_scsi(&file) {
         return Err(VolumeFault::NotScsi(found.path.clone()));
     }
+    // SG_IO takes one of the paths, and the commands that come down the others meet a reservation of another nexus.
+    if reservation && is_multipath(&sysfs) {
+        return Err(VolumeFault::Multipath(found.path.clone()));
+    }
     let privileged = if is_privileged(&file) {
         // The kernel does not check how the descriptor was opened, so the policy does.
         let policy = HelperPolicy {
@@ -84,6 +89,14 @@ fn sysfs(file: &OwnedFd) -> rustix::io::Result<PathBuf> {
     Ok(format!("/sys/dev/block/{}:{}", major(device), minor(device)).into())
 }
 
+/// True if a block device is a dm-multipath map, or may be one.
+fn is_multipath(sysfs: &Path) -> bool {
+    match fs::read(sysfs.join("dm/uuid")) {
+        Ok(uuid) => uuid.starts_with(b"mpath-"),
+        Err(error) => error.kind() != ErrorKind::NotFound,
+    }
+}
+
 /// True if the kernel accepts privileged commands from this process. Errors of the device itself do not matter.
 fn is_privileged(file: &OwnedFd) -> bool {
     let asked = husk_scsi_helper::execute(file, &READ_KEYS, DataBuffer::In(&mut [0; 8]), TIMEOUT);
@@ -107,4 +120,28 @@ fn serve(name: &str, file: &OwnedFd, policy: HelperPolicy) -> std::io::Result<Ow
         }
     })?;
     Ok(there)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multipath_maps_are_recognised() {
+        let sysfs = tempfile::tempdir().unwrap();
+        assert!(!is_multipath(sysfs.path()), "no device-mapper device");
+        fs::create_dir(sysfs.path().join("dm")).unwrap();
+        let uuid = sysfs.path().join("dm/uuid");
+        for (content, multipath) in [
+            ("mpath-3600508b400105e21\n", true),
+            ("LVM-mpath-\n", false),
+            ("\n", false),
+        ] {
+            fs::write(&uuid, content).unwrap();
+            assert_eq!(is_multipath(sysfs.path()), multipath, "{content:?}");
+        }
+        fs::remove_file(&uuid).unwrap();
+        fs::create_dir(&uuid).unwrap();
+        assert!(is_multipath(sysfs.path()), "it cannot be read");
+    }
 }
