@@ -123,9 +123,9 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0x42, List(7, 2)).writes().slow(),
     AllowedCommand::new(0x41, Same).writes().slow(),
     AllowedCommand::new(0x93, Same).writes().slow(),
-    // WRITE AND VERIFY (10), (12), VERIFY (10), (12), (16), COMPARE AND WRITE
+    // WRITE AND VERIFY (10), (12), VERIFY (10), (16), COMPARE AND WRITE. The kernel refuses VERIFY (12).
     AllowedCommand::new(0x2e, Write).writes(), AllowedCommand::new(0xae, Write).writes(),
-    AllowedCommand::new(0x2f, Verify), AllowedCommand::new(0xaf, Verify), AllowedCommand::new(0x8f, Verify),
+    AllowedCommand::new(0x2f, Verify), AllowedCommand::new(0x8f, Verify),
     AllowedCommand::new(0x89, Compare).writes().privileged(),
     // TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL
     AllowedCommand::new(0x00, NoData), AllowedCommand::new(0x1b, NoData).slow(), AllowedCommand::new(0x1e, NoData),
@@ -135,13 +135,13 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0x25, Fixed(8)).filter(for_capacity10),
     AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x10).filter(for_capacity16),
     AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x12),
-    // MODE SENSE and MODE SELECT (6), (10), LOG SENSE, READ DEFECT DATA (10), (12)
+    // MODE SENSE and MODE SELECT (6), (10), LOG SENSE, READ DEFECT DATA (10). The kernel refuses (12).
     AllowedCommand::new(0x1a, Allocation(4, 1)).filter(for_mode_sense),
     AllowedCommand::new(0x15, List(4, 1)).writes(),
     AllowedCommand::new(0x5a, Allocation(7, 2)).filter(for_mode_sense),
     AllowedCommand::new(0x55, List(7, 2)).writes(),
     AllowedCommand::new(0x4d, Allocation(7, 2)),
-    AllowedCommand::new(0x37, Allocation(7, 2)), AllowedCommand::new(0xb7, Allocation(6, 4)),
+    AllowedCommand::new(0x37, Allocation(7, 2)),
     // REPORT IDENTIFYING INFORMATION, REPORT TARGET PORT GROUPS, REPORT SUPPORTED OPERATION CODES
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x05),
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0a),

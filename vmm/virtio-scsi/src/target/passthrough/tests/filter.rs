@@ -29,7 +29,9 @@ const FORBIDDEN: &[[u8; 2]] = &[
     [0xa1, 0x00], // ATA PASS-THROUGH (12)
     [0xa2, 0x00], // SECURITY PROTOCOL IN
     [0xa4, 0x0a], // SET TARGET PORT GROUPS
+    [0xaf, 0x00], // VERIFY (12)
     [0xb5, 0x00], // SECURITY PROTOCOL OUT
+    [0xb7, 0x00], // READ DEFECT DATA (12)
     [0xc0, 0x00], // a vendor's
     [0xff, 0x00],
 ];
