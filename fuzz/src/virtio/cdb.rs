@@ -63,12 +63,14 @@ const COMMANDS: &[(u8, Option<u8>)] = &[
     (0xa3, Some(0x0a)),
     (0xa3, Some(0x0c)),
     (0xa3, Some(0x0d)),
-    // READ TOC, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, DISC and TRACK INFORMATION, MECHANISM STATUS
+    // READ TOC, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, DISC and TRACK INFORMATION,
+    // READ DVD STRUCTURE, MECHANISM STATUS
     (0x43, None),
     (0x46, None),
     (0x4a, None),
     (0x51, None),
     (0x52, None),
+    (0xad, None),
     (0xbd, None),
 ];
 

@@ -139,7 +139,7 @@ static COMMANDS: &[CommandDescriptor] = &[
         report_opcodes::task_management)
         .action().data_in().only_for(disk),
     // READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
-    // READ TRACK INFORMATION, MECHANISM STATUS
+    // READ TRACK INFORMATION, READ DVD STRUCTURE, MECHANISM STATUS
     CommandDescriptor::new(&[0x43, 0x02, 0x0f, 0x00, 0x00, 0x00, !0, !0, !0, 0xc4], mmc::toc)
         .data_in().medium().only_for(cdrom),
     CommandDescriptor::new(&[0x46, 0x03, !0, !0, 0x00, 0x00, 0x00, !0, !0, 0x04], mmc::configuration)
@@ -150,6 +150,8 @@ static COMMANDS: &[CommandDescriptor] = &[
         .data_in().medium().only_for(cdrom),
     CommandDescriptor::new(&[0x52, 0x03, !0, !0, !0, !0, 0x00, !0, !0, 0x04], mmc::track_information)
         .data_in().medium().only_for(cdrom),
+    CommandDescriptor::new(&[0xad, 0x0f, 0x00, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x00, 0x04], mmc::dvd_structure)
+        .data_in().only_for(cdrom),
     CommandDescriptor::new(&[0xbd, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, !0, !0, 0x00, 0x04], mmc::mechanism_status)
         .data_in().only_for(cdrom),
 ];

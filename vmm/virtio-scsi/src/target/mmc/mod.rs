@@ -210,6 +210,56 @@ pub(crate) fn track_information(
     answer(data, cdb.u16(7))
 }
 
+/// READ DVD STRUCTURE (MMC-6, section 6): a DVD-ROM with one layer. A drive that reads DVDs has to have the command.
+pub(crate) fn dvd_structure(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
+    const PHYSICAL: u8 = 0x00;
+    const COPYRIGHT: u8 = 0x01;
+    const MANUFACTURING: u8 = 0x04;
+    const LIST: u8 = 0xff;
+    /// Bytes of the structures, without their headers.
+    const LENGTHS: [(u8, u16); 3] = [(PHYSICAL, 2048), (COPYRIGHT, 4), (MANUFACTURING, 2048)];
+    /// Number of the first physical sector with data.
+    const FIRST_SECTOR: u32 = 0x3_0000;
+    if cdb.u8(1) & 0x0f != 0 {
+        return Err(Sense::invalid_cdb(1, Some(3)).into()); // not a DVD's structures
+    }
+    let format = cdb.u8(7);
+    let body = if format == LIST {
+        let entry = |(format, len): (u8, u16)| {
+            let [high, low] = (len + 4).to_be_bytes();
+            [format, 0x40, high, low] // readable
+        };
+        LENGTHS.into_iter().flat_map(entry).collect()
+    } else {
+        let limits = unit.ready()?;
+        if profile(limits) != DVD_ROM {
+            return Err(Sense::INCOMPATIBLE_MEDIUM.into());
+        }
+        let known = LENGTHS.iter().find(|(known, _)| *known == format);
+        let &(_, len) = known.ok_or(Sense::invalid_cdb(7, None))?;
+        if cdb.u8(6) != 0 {
+            return Err(Sense::invalid_cdb(6, None).into()); // layer
+        }
+        let mut body = vec![0; len.into()];
+        if format == PHYSICAL {
+            let last = u64::from(FIRST_SECTOR) + limits.blocks - 1;
+            let last = u32::try_from(last).unwrap_or(u32::MAX).min(0xff_ffff);
+            body[..4].copy_from_slice(&[0x01, 0x0f, 0x01, 0]); // DVD-ROM; 120 mm, any rate; embossed
+            body[4..8].copy_from_slice(&FIRST_SECTOR.to_be_bytes());
+            body[8..12].copy_from_slice(&last.to_be_bytes());
+        }
+        body
+    };
+    let mut data = (body.len() as u16 + 2).to_be_bytes().to_vec();
+    data.extend([0; 2]);
+    data.extend(body);
+    answer(data, cdb.u16(8))
+}
+
 /// MECHANISM STATUS (MMC-6, section 6): no changer.
 pub(crate) fn mechanism_status(
     unit: &mut LogicalUnit,

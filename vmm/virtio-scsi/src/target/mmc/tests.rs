@@ -74,6 +74,41 @@ fn profiles_and_features() {
 }
 
 #[test]
+fn structures_of_dvds() {
+    let structure = |layer: u8, format: u8| -> [u8; 12] { cdb(0xad, &[(6, &[layer, format, 0x10, 0])]) };
+    let mut dvd = Rig::cd(Some(2));
+    dvd.unit.insert(super::MediumLimits::cd(0x12_3456)).unwrap();
+    dvd.unit.unit_attentions.take();
+    let physical = dvd.good(&structure(0, 0), &[], 4096);
+    assert_eq!((physical.len(), &physical[..4]), (2052, &[0x08, 0x02, 0, 0][..]));
+    assert_eq!(
+        physical[4..20],
+        [
+            0x01, 0x0f, 0x01, 0, 0, 0x03, 0, 0, 0, 0x15, 0x34, 0x55, 0, 0, 0, 0
+        ]
+    );
+    assert_eq!(dvd.good(&structure(0, 1), &[], 4096), [0, 6, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(dvd.good(&structure(0, 4), &[], 4096)[2..], [0; 2050]);
+    let list = [
+        0, 14, 0, 0, 0x00, 0x40, 0x08, 0x04, 0x01, 0x40, 0, 8, 0x04, 0x40, 0x08, 0x04,
+    ];
+    assert_eq!(dvd.good(&structure(0, 0xff), &[], 4096), list);
+    assert_eq!(dvd.field(&structure(0, 2), &[], 4096), (0x24, true, 7, None));
+    assert_eq!(dvd.field(&structure(1, 0), &[], 4096), (0x24, true, 6, None));
+    let blu_ray: [u8; 12] = cdb(0xad, &[(1, &[1]), (8, &[0x10])]);
+    assert_eq!(dvd.field(&blu_ray, &[], 4096), (0x24, true, 1, Some(3)));
+    let mut cd = Rig::cd(Some(10));
+    assert_eq!(cd.good(&structure(0, 0xff), &[], 4096), list);
+    assert_eq!(cd.bad(&structure(0, 0), &[], 4096), (0x05, 0x30, 0x02));
+    assert_eq!(Rig::cd(None).bad(&structure(0, 0), &[], 4096), (0x02, 0x3a, 0x01));
+    // More sectors than their numbers have bits.
+    dvd.unit.insert(super::MediumLimits::cd(1 << 40)).unwrap();
+    dvd.unit.unit_attentions.take();
+    let physical = dvd.good(&structure(0, 0), &[], 4096);
+    assert_eq!(physical[12..16], [0, 0xff, 0xff, 0xff]);
+}
+
+#[test]
 fn events_of_other_classes_and_ways() {
     let mut rig = Rig::cd(Some(10));
     assert_eq!(

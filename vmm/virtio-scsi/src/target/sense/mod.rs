@@ -75,6 +75,8 @@ impl Sense {
     pub const NO_UNIT: Self = Self::new(SenseKey::IllegalRequest, 0x25, 0x00);
     /// INVALID RELEASE OF PERSISTENT RESERVATION
     pub const INVALID_RELEASE: Self = Self::new(SenseKey::IllegalRequest, 0x26, 0x04);
+    /// CANNOT READ MEDIUM, INCOMPATIBLE FORMAT
+    pub const INCOMPATIBLE_MEDIUM: Self = Self::new(SenseKey::IllegalRequest, 0x30, 0x02);
     /// SAVING PARAMETERS NOT SUPPORTED
     pub const NO_SAVING: Self = Self::new(SenseKey::IllegalRequest, 0x39, 0x00);
     /// WRITE PROTECTED
