@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An image appears under its digest by one rename, after all its data is on stable storage; a name is written after
-//! that. So a power cut leaves complete images and staging, which the next pull continues and `prune` removes. The
-//! files of an image are never written again.
+//! that. So a power cut leaves complete images and staging, which the next pull continues and `prune` removes. Further
+//! files of an image are added by a rename each. The files of an image are never written again.
 
 mod error;
 mod name;

@@ -146,8 +146,8 @@ impl Staging {
         fs::write(&path, content).map_err(StoreError::io(&path))
     }
 
-    /// Unpacks the wanted files and puts the image into the store. Calls `progress` with compressed bytes read and
-    /// total. Blocks.
+    /// Unpacks the wanted files and puts the image into the store, or adds the files that the store's image lacks. Calls
+    /// `progress` with compressed bytes read and total. Blocks.
     ///
     /// # Errors
     /// The image cannot be used; nothing of it is left then.
@@ -183,7 +183,7 @@ impl Staging {
             .map_err(|error| StoreError::Image(error.to_string()))?;
         let index_file = self.path.join("index.json");
         fs::write(&index_file, index).map_err(StoreError::io(&index_file))?;
-        unpack_image(&self.path, wanted, &rootfs, progress).map_err(StoreError::unpacking)?;
+        let files = unpack_image(&self.path, wanted, &rootfs, progress).map_err(StoreError::unpacking)?;
         let target = self.store.image(&self.digest);
         let manifest_file = self.path.join("manifest.json");
         let kept = self.blob_path(manifest.digest().digest());
@@ -191,12 +191,30 @@ impl Staging {
         remove_tree(&self.path.join("blobs"))?;
         fs::remove_file(&index_file).map_err(StoreError::io(&index_file))?;
         syncfs(&self._directory).map_err(StoreError::errno(&self.path))?;
-        // More files are wanted of an image that is there: those that VMs have open stay.
-        if target.exists() {
-            self.store.discard(&target)?;
+        if target.is_dir() {
+            return self.add_to(&target, &files);
         }
         fs::rename(&self.path, &target).map_err(StoreError::io(&target))?;
         sync_directory(self.store.path())
+    }
+
+    /// Moves those of the unpacked files that a stored image lacks into it. VMs have the others open, and snapshots
+    /// know them by their inodes.
+    fn add_to(&self, target: &Path, files: &[PathBuf]) -> Result<(), StoreError> {
+        for file in files {
+            let (unpacked, place) = (
+                self.path.join("rootfs").join(file),
+                target.join("rootfs").join(file),
+            );
+            if place.exists() {
+                continue;
+            }
+            make_directory(place.parent().unwrap_or(target))?;
+            fs::rename(&unpacked, &place).map_err(StoreError::io(&place))?;
+        }
+        syncfs(&self._directory).map_err(StoreError::errno(&self.path))?;
+        let _ = fs::remove_dir_all(&self.path);
+        Ok(())
     }
 
     /// Removes what was fetched.

@@ -116,20 +116,6 @@ impl ImageStore {
         }
     }
 
-    /// The files of an image.
-    #[must_use]
-    pub fn files(&self, digest: &str) -> Vec<ImageFile> {
-        let rootfs = self.rootfs(digest);
-        let files = files(&rootfs, MAX_DEPTH).into_iter();
-        files
-            .filter_map(|file| {
-                file.strip_prefix(&rootfs)
-                    .ok()
-                    .map(|path| ImageFile::At(path.to_owned()))
-            })
-            .collect()
-    }
-
     /// Begins or continues to pull an image. Waits while another process pulls the same, which may have put it into the
     /// store then. Blocks.
     ///

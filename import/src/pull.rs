@@ -27,7 +27,7 @@ pub async fn pull(
 ) -> Result<StoredImage, PullError> {
     let name: ImageName = request.name.parse()?;
     let store = ImageStore::at(&request.store);
-    let mut wanted: Vec<ImageFile> = request
+    let wanted: Vec<ImageFile> = request
         .files
         .iter()
         .map(|file| file.clone().map_or(ImageFile::Disk, ImageFile::At))
@@ -58,9 +58,6 @@ pub async fn pull(
     let staging = store.stage(&image.digest)?;
     // Another process may have pulled it meanwhile, or another name stands for it.
     if !wanted.iter().all(|file| store.has(&image.digest, file)) {
-        wanted.extend(store.files(&image.digest));
-        wanted.sort();
-        wanted.dedup();
         let descriptor = describe(&registry, &manifest)?;
         let fetched = fetch(&registry, &staging, &manifest, emit).await;
         match fetched {

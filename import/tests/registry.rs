@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -224,15 +225,25 @@ fn further_files_of_an_image_are_added() {
         }
     }));
     let name = format!("{name}/kernels/a:1");
-    for files in [
-        [Some("boot/kernel")],
-        [Some("boot/initrd")],
-        [Some("boot/kernel")],
-    ] {
-        let event = pull_files(home.path(), &name, &files);
-        assert!(matches!(event, Event::Done { .. }), "{event:?}");
-    }
     let store = ImageStore::at(home.path().join("images"));
+    let mut kernels = Vec::new();
+    for files in [
+        &[Some("boot/kernel")][..],
+        &[Some("boot/initrd"), Some("boot/kernel")],
+        &[Some("boot/kernel")],
+    ] {
+        let event = pull_files(home.path(), &name, files);
+        assert!(matches!(event, Event::Done { .. }), "{event:?}");
+        let rootfs = store.rootfs(&store.list().unwrap()[0].digest);
+        let kernel = rootfs.join("boot/kernel").metadata().unwrap();
+        kernels.push((kernel.ino(), kernel.modified().unwrap()));
+        assert_eq!(
+            std::fs::read_dir(store.path().join("staging")).unwrap().count(),
+            0
+        );
+    }
+    // A snapshot knows a file by these.
+    assert!(kernels.iter().all(|kernel| *kernel == kernels[0]), "{kernels:?}");
     let rootfs = store.rootfs(&store.list().unwrap()[0].digest);
     assert_eq!(std::fs::read(rootfs.join("boot/kernel")).unwrap(), b"kernel");
     assert_eq!(std::fs::read(rootfs.join("boot/initrd")).unwrap(), b"initrd");

@@ -10,8 +10,8 @@ use super::super::path_handle::PathHandle;
 use super::layer_search::{Extracted, Place};
 use super::{ContainerImage, ImageFile};
 
-/// Extracts the wanted files of the OCI image layout in `layout` to the new directory `into`. Calls `progress` with
-/// compressed bytes read and total. Blocks.
+/// Extracts the wanted files of the OCI image layout in `layout` to the new directory `into`. Returns their paths in
+/// the image, in the order of `wanted`. Calls `progress` with compressed bytes read and total. Blocks.
 ///
 /// # Errors
 /// The image is not a usable one, lacks a wanted file, or does not fit. Files of the attempt are left in `into`.
@@ -20,7 +20,7 @@ pub fn unpack_image(
     wanted: &[ImageFile],
     into: &Path,
     progress: &dyn Fn(u64, u64),
-) -> Result<(), VolumeFault> {
+) -> Result<Vec<PathBuf>, VolumeFault> {
     let given = PathHandle::on_host(layout).map_err(VolumeFault::io(layout))?;
     let image = ContainerImage::find(&given)?
         .ok_or_else(|| VolumeFault::container_image(layout, "it is not an OCI image layout".into()))?;
@@ -31,8 +31,10 @@ pub fn unpack_image(
     };
     make_directory(&numbered.directory)?;
     let found = image.search(wanted, &numbered, progress)?;
+    let mut paths = Vec::with_capacity(wanted.len());
     for wanted in wanted {
         let (path, extracted) = image.choose(&found, wanted)?;
+        paths.push(path.to_owned());
         let (Some(name), Some(folder)) = (&extracted.name, path.parent()) else {
             continue;
         };
@@ -48,7 +50,8 @@ pub fn unpack_image(
             .map_err(VolumeFault::io(&folder))?;
         fs::rename(name, &target).map_err(VolumeFault::io(&target))?;
     }
-    fs::remove_dir_all(&numbered.directory).map_err(VolumeFault::io(&numbered.directory))
+    fs::remove_dir_all(&numbered.directory).map_err(VolumeFault::io(&numbered.directory))?;
+    Ok(paths)
 }
 
 fn make_directory(path: &Path) -> Result<(), VolumeFault> {
@@ -106,7 +109,8 @@ mod tests {
         let layout = home.directory(&oci(&layers));
         let into = home.path().join("rootfs");
         let wanted = [ImageFile::Disk, ImageFile::At("boot/vmlinuz".into())];
-        unpack_image(&layout, &wanted, &into, &|_, _| {}).unwrap();
+        let paths = unpack_image(&layout, &wanted, &into, &|_, _| {}).unwrap();
+        assert_eq!(paths, [Path::new("disk/a.img"), Path::new("boot/vmlinuz")]);
         assert_eq!(fs::read(into.join("disk/a.img")).unwrap(), [1; 512]);
         assert_eq!(fs::read(into.join("boot/vmlinuz")).unwrap(), b"kernel");
         let mut names: Vec<_> = fs::read_dir(&into)
