@@ -20,6 +20,9 @@ pub enum StoreError {
     /// A VM has the image open.
     #[error("a running VM uses {0}")]
     InUse(String),
+    /// Another process does not give the store back.
+    #[error("another husk has held {} for a minute: end it, and try again", .0.display())]
+    Locked(PathBuf),
     /// The file system cannot hold the image.
     #[error("the image needs {needed} bytes, and {} has {free}: free space, or set HUSK_DATA_DIR", path.display())]
     NoSpace { path: PathBuf, needed: u64, free: u64 },

@@ -11,7 +11,8 @@ use rustix::fs::{FlockOperation, fstatvfs, syncfs};
 use sha2::{Digest, Sha256};
 
 use crate::error::StoreError;
-use crate::store::{ImageStore, make_directory, sync_directory};
+use crate::store::{ImageStore, StoredImage, make_directory, sync_directory};
+use crate::store_lock::StoreLock;
 
 /// Bytes left free on the file system.
 const RESERVE: u64 = 64 << 20;
@@ -50,8 +51,7 @@ impl Staging {
             };
             rustix::fs::flock(&directory, FlockOperation::LockExclusive).map_err(StoreError::errno(&path))?;
             // The process that held the lock has finished the image, or has removed what it had of it.
-            let own = directory.metadata().map_err(StoreError::io(&path))?;
-            if fs::metadata(&path).is_ok_and(|now| now.ino() == own.ino() && now.dev() == own.dev()) {
+            if is_at(&directory, &path).map_err(StoreError::io(&path))? {
                 make_directory(&path.join("blobs/sha256"))?;
                 return Ok(Staging {
                     store: store.clone(),
@@ -146,25 +146,39 @@ impl Staging {
         fs::write(&path, content).map_err(StoreError::io(&path))
     }
 
-    /// Unpacks the wanted files and puts the image into the store, or adds the files that the store's image lacks. Calls
-    /// `progress` with compressed bytes read and total. Blocks.
+    /// Gives the image its name if the store has all of its wanted files.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn reuse(&self, image: &StoredImage, wanted: &[ImageFile]) -> Result<bool, StoreError> {
+        let _lock = StoreLock::shared(self.store.path())?;
+        let complete = wanted.iter().all(|file| self.store.has(&self.digest, file));
+        if complete {
+            self.store.set_name(image)?;
+        }
+        Ok(complete)
+    }
+
+    /// Unpacks the wanted files, puts the image into the store, or adds the files that the store's image lacks, and
+    /// gives it its name. Calls `progress` with compressed bytes read and total. Blocks.
     ///
     /// # Errors
     /// The image cannot be used; nothing of it is left then.
     pub fn finish(
         self,
         manifest: &Descriptor,
+        image: &StoredImage,
         wanted: &[ImageFile],
         progress: &dyn Fn(u64, u64),
     ) -> Result<(), StoreError> {
-        let done = self.unpack(manifest, wanted, progress);
-        match done {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.abandon();
-                Err(error)
-            }
-        }
+        let unpacked = self.unpack(manifest, wanted, progress);
+        let done = unpacked.and_then(|files| {
+            let _lock = StoreLock::shared(self.store.path())?;
+            self.put(&files)?;
+            self.store.set_name(image)
+        });
+        self.abandon();
+        done
     }
 
     fn unpack(
@@ -172,7 +186,7 @@ impl Staging {
         manifest: &Descriptor,
         wanted: &[ImageFile],
         progress: &dyn Fn(u64, u64),
-    ) -> Result<(), StoreError> {
+    ) -> Result<Vec<PathBuf>, StoreError> {
         let rootfs = self.path.join("rootfs");
         remove_tree(&rootfs)?;
         let index = ImageIndexBuilder::default()
@@ -184,15 +198,20 @@ impl Staging {
         let index_file = self.path.join("index.json");
         fs::write(&index_file, index).map_err(StoreError::io(&index_file))?;
         let files = unpack_image(&self.path, wanted, &rootfs, progress).map_err(StoreError::unpacking)?;
-        let target = self.store.image(&self.digest);
         let manifest_file = self.path.join("manifest.json");
         let kept = self.blob_path(manifest.digest().digest());
         fs::rename(&kept, &manifest_file).map_err(StoreError::io(&kept))?;
         remove_tree(&self.path.join("blobs"))?;
         fs::remove_file(&index_file).map_err(StoreError::io(&index_file))?;
         syncfs(&self._directory).map_err(StoreError::errno(&self.path))?;
+        Ok(files)
+    }
+
+    /// Puts what was unpacked into the store.
+    fn put(&self, files: &[PathBuf]) -> Result<(), StoreError> {
+        let target = self.store.image(&self.digest);
         if target.is_dir() {
-            return self.add_to(&target, &files);
+            return self.add_to(&target, files);
         }
         fs::rename(&self.path, &target).map_err(StoreError::io(&target))?;
         sync_directory(self.store.path())
@@ -212,15 +231,27 @@ impl Staging {
             make_directory(place.parent().unwrap_or(target))?;
             fs::rename(&unpacked, &place).map_err(StoreError::io(&place))?;
         }
-        syncfs(&self._directory).map_err(StoreError::errno(&self.path))?;
-        let _ = fs::remove_dir_all(&self.path);
-        Ok(())
+        syncfs(&self._directory).map_err(StoreError::errno(&self.path))
     }
 
     /// Removes what was fetched.
     pub fn abandon(self) {
-        let _ = fs::remove_dir_all(&self.path);
+        // A finished image has another path, and another pull may have begun at this one.
+        if is_at(&self._directory, &self.path).is_ok_and(|own| own) {
+            let _ = fs::remove_dir_all(&self.path);
+        }
     }
+
+    #[cfg(test)]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// True if the open directory is still the one at a path.
+pub(crate) fn is_at(directory: &File, path: &Path) -> io::Result<bool> {
+    let own = directory.metadata()?;
+    Ok(fs::metadata(path).is_ok_and(|now| now.ino() == own.ino() && now.dev() == own.dev()))
 }
 
 fn remove_tree(path: &Path) -> Result<(), StoreError> {

@@ -7,18 +7,19 @@ use std::path::{Path, PathBuf};
 
 use husk_volumes::ImageFile;
 use jiff::Timestamp;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::StoreError;
 use crate::name::ImageName;
 use crate::staging::Staging;
+use crate::store_lock::StoreLock;
+use crate::trash::Trash;
 
 /// Longest file of a name, in bytes.
 const MAX_NAME_FILE: u64 = 16 << 10;
 /// Depth of the files of an image, to which sizes are counted.
-const MAX_DEPTH: usize = 64;
+pub(crate) const MAX_DEPTH: usize = 64;
 
 /// The image store of a user.
 #[derive(Debug, Clone)]
@@ -125,11 +126,8 @@ impl ImageStore {
         Staging::open(self, digest)
     }
 
-    /// Gives an image a name, which may have stood for another image.
-    ///
-    /// # Errors
-    /// The store cannot be written.
-    pub fn set_name(&self, image: &StoredImage) -> Result<(), StoreError> {
+    /// Gives an image a name, which may have stood for another image. The caller holds the store's lock.
+    pub(crate) fn set_name(&self, image: &StoredImage) -> Result<(), StoreError> {
         make_directory(&self.names())?;
         let file = self.name_file(&image.name);
         let text = serde_json::to_string(image).map_err(|error| StoreError::io(&file)(error.into()))?;
@@ -143,6 +141,7 @@ impl ImageStore {
     pub fn remove(&self, name: &ImageName) -> Result<u64, StoreError> {
         let name = name.to_string();
         let file = self.name_file(&name);
+        let lock = StoreLock::exclusive(&self.path)?;
         let image = read_name(&file)?.ok_or_else(|| StoreError::Unknown(name.clone()))?;
         let others = self.list()?;
         let shared = others
@@ -153,22 +152,22 @@ impl ImageStore {
         }
         fs::remove_file(&file).map_err(StoreError::io(&file))?;
         sync_directory(&self.names())?;
-        match shared {
-            true => Ok(0),
-            false => self.discard(&self.image(&image.digest)),
-        }
+        let trash = match shared {
+            true => None,
+            false => Trash::of(self, &self.image(&image.digest))?,
+        };
+        drop(lock);
+        trash.map_or(Ok(0), Trash::remove)
     }
 
-    /// Removes images without a name that no VM uses, and pulls that no process goes on with.
+    /// Removes images without a name that no VM uses, and pulls that no process goes on with. Waits a little for
+    /// processes that put something into the store. Blocks.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn prune(&self) -> Result<Pruned, StoreError> {
+        let lock = StoreLock::exclusive(&self.path)?;
         let mut pruned = Pruned::default();
-        let mut count = |bytes: u64| {
-            pruned.removed += 1;
-            pruned.bytes += bytes;
-        };
         for entry in entries(&self.names())? {
             let known = match entry.extension().is_some_and(|extension| extension == "json") {
                 true => read_name(&entry)?.is_some_and(|image| self.image(&image.digest).is_dir()),
@@ -176,16 +175,12 @@ impl ImageStore {
             };
             if !known {
                 fs::remove_file(&entry).map_err(StoreError::io(&entry))?;
-                count(0);
+                pruned.removed += 1;
             }
         }
+        let mut trash = Vec::new();
         for entry in entries(&self.staging())? {
-            let Ok(directory) = File::open(&entry) else {
-                continue;
-            };
-            if rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                count(self.discard(&entry)?);
-            }
+            trash.extend(Trash::of(self, &entry)?);
         }
         let named: Vec<String> = self.list()?.into_iter().map(|image| image.digest).collect();
         for entry in entries(&self.path)? {
@@ -197,8 +192,13 @@ impl ImageStore {
                 && !named.contains(&digest)
                 && !self.is_used(&digest)
             {
-                count(self.discard(&entry)?);
+                trash.extend(Trash::of(self, &entry)?);
             }
+        }
+        drop(lock);
+        for trash in trash {
+            pruned.bytes += trash.remove()?;
+            pruned.removed += 1;
         }
         Ok(pruned)
     }
@@ -208,26 +208,6 @@ impl ImageStore {
         files(&self.rootfs(digest), MAX_DEPTH)
             .iter()
             .any(|file| husk_volumes::is_locked(file))
-    }
-
-    /// Removes a directory so that a power cut leaves it whole or in staging. Returns its allocated size.
-    pub(crate) fn discard(&self, directory: &Path) -> Result<u64, StoreError> {
-        let size = allocated(directory, MAX_DEPTH);
-        make_directory(&self.staging())?;
-        let trash = (0_u32..)
-            .map(|number| self.staging().join(format!("trash-{number}")))
-            .find(|trash| !trash.exists())
-            .unwrap_or_else(|| self.staging().join("trash"));
-        let moved = if directory.starts_with(self.staging()) {
-            directory
-        } else {
-            &trash
-        };
-        if moved != directory {
-            fs::rename(directory, moved).map_err(StoreError::io(directory))?;
-        }
-        fs::remove_dir_all(moved).map_err(StoreError::io(moved))?;
-        Ok(size)
     }
 
     pub(crate) fn image(&self, digest: &str) -> PathBuf {
@@ -356,7 +336,7 @@ fn files(directory: &Path, depth: usize) -> Vec<PathBuf> {
 }
 
 /// Allocated bytes of the files below a directory.
-fn allocated(directory: &Path, depth: usize) -> u64 {
+pub(crate) fn allocated(directory: &Path, depth: usize) -> u64 {
     let sizes = files(directory, depth);
     let sizes = sizes.iter().filter_map(|file| fs::symlink_metadata(file).ok());
     sizes.map(|metadata| metadata.blocks() * 512).sum()
@@ -418,6 +398,54 @@ mod tests {
         drop(running);
         assert_eq!(store.prune().unwrap().removed, 1);
         assert_eq!(store.prune().unwrap().removed, 0);
+    }
+
+    #[test]
+    fn nothing_is_removed_while_something_is_put_into_the_store() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ImageStore::at(home.path().join("images"));
+        let new = image("new:1", 'a');
+        let lock = StoreLock::shared(store.path()).unwrap();
+        // A pull renames its image, and then gives it its name.
+        let disk = put(&store, &new);
+        let name = store.name_file(&new.name);
+        fs::rename(&name, name.with_extension("new-1")).unwrap();
+        let pruning = std::thread::spawn({
+            let store = store.clone();
+            move || store.prune().unwrap()
+        });
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        fs::rename(name.with_extension("new-1"), &name).unwrap();
+        drop(lock);
+        assert_eq!(pruning.join().unwrap(), Pruned::default());
+        assert!(disk.exists());
+    }
+
+    #[test]
+    fn what_another_process_removes_is_left_to_it() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ImageStore::at(home.path().join("images"));
+        let images = [image("a:1", 'a'), image("b:1", 'b')];
+        let trash = |image: &StoredImage| {
+            put(&store, image);
+            Trash::of(&store, &store.image(&image.digest)).unwrap().unwrap()
+        };
+        let removals = [trash(&images[0]), trash(&images[1])];
+        // Two names without an image.
+        assert_eq!(store.prune().unwrap().removed, 2);
+        assert!(removals.into_iter().all(|trash| trash.remove().unwrap() >= 8192));
+    }
+
+    #[test]
+    fn a_pull_that_has_ended_leaves_the_next_one_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ImageStore::at(home.path().join("images"));
+        let digest = image("a:1", 'a').digest;
+        let first = store.stage(&digest).unwrap();
+        fs::rename(first.path(), store.image(&digest)).unwrap();
+        let second = store.stage(&digest).unwrap();
+        first.abandon();
+        assert!(second.path().exists());
     }
 
     #[test]

@@ -57,25 +57,23 @@ pub async fn pull(
     };
     let staging = store.stage(&image.digest)?;
     // Another process may have pulled it meanwhile, or another name stands for it.
-    if !wanted.iter().all(|file| store.has(&image.digest, file)) {
-        let descriptor = describe(&registry, &manifest)?;
-        let fetched = fetch(&registry, &staging, &manifest, emit).await;
-        match fetched {
-            Ok(()) => {}
-            // What is there is of use to the next attempt.
-            Err(error) if error.is_temporary() => return Err(error),
-            Err(error) => {
-                staging.abandon();
-                return Err(error);
-            }
-        }
-        staging.finish(&descriptor, &wanted, &|done, size| {
-            emit(&Event::Unpacking { done, size })
-        })?;
-    } else {
+    if staging.reuse(&image, &wanted)? {
         staging.abandon();
+        return Ok(image);
     }
-    store.set_name(&image)?;
+    let descriptor = describe(&registry, &manifest)?;
+    match fetch(&registry, &staging, &manifest, emit).await {
+        Ok(()) => {}
+        // What is there is of use to the next attempt.
+        Err(error) if error.is_temporary() => return Err(error),
+        Err(error) => {
+            staging.abandon();
+            return Err(error);
+        }
+    }
+    staging.finish(&descriptor, &image, &wanted, &|done, size| {
+        emit(&Event::Unpacking { done, size })
+    })?;
     Ok(image)
 }
 
