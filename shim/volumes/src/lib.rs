@@ -1,7 +1,7 @@
 //! Opens the sources of a plan's disks as descriptors for a VMM.
 //!
 //! The type of a file is checked before it is opened: only regular files and block devices are. Symbolic links in
-//! container images are not followed. A disk is locked while any process has it open.
+//! container images are not followed. A disk, and a kernel, is locked while any process has it open.
 
 mod block_sizes;
 mod container_disk;
@@ -29,6 +29,8 @@ mod sealed_memfd;
 mod seed_iso;
 mod sparse_writer;
 
+use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -108,7 +110,7 @@ pub fn open(
     with_boot_files(plan, disks)
 }
 
-/// Opens the kernel and the initial RAM disk of a VM whose disks are open.
+/// Opens and locks the kernel and the initial RAM disk of a VM whose disks are open.
 fn with_boot_files(plan: &VmPlan, disks: Vec<OpenDisk>) -> Result<Volumes, VolumeError> {
     let (kernel, initrd) = match &plan.boot {
         BootPlan::Kernel { kernel, initrd, .. } => (Some(kernel), initrd.as_ref()),
@@ -269,7 +271,13 @@ fn open_boot_file(file: &KernelFile) -> Result<OwnedFd, VolumeFault> {
             wanted: "a regular file",
         });
     }
-    found.open(OFlags::RDONLY).map_err(VolumeFault::io(&found.path))
+    let file = File::from(found.open(OFlags::RDONLY).map_err(VolumeFault::io(&found.path))?);
+    // An image whose kernel a VM boots is in use: a reset and a restore read it again.
+    lock_image(&file, &found.path, Sharing::ReadOnly)?;
+    if found.was_removed().map_err(VolumeFault::io(&found.path))? {
+        return Err(VolumeFault::io(&found.path)(io::Error::from(ErrorKind::NotFound)));
+    }
+    Ok(file.into())
 }
 
 #[cfg(test)]

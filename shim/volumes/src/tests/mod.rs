@@ -486,3 +486,14 @@ fn boot_files_stay_beneath_their_folder() {
     open_boot_file(&KernelFile::Path(home.path("root/escape"))).unwrap();
     open_boot_file(&KernelFile::Path("/dev/zero".into())).unwrap_err();
 }
+
+#[test]
+fn boot_files_are_locked_as_long_as_they_are_open() {
+    let home = Home::new();
+    let path = home.image("boot/vmlinuz", 100);
+    let kernel = KernelFile::Path(path.clone());
+    let opened = [open_boot_file(&kernel).unwrap(), open_boot_file(&kernel).unwrap()];
+    assert!(is_locked(&path));
+    drop(opened);
+    assert!(!is_locked(&path));
+}
