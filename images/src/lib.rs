@@ -3,6 +3,7 @@
 //! ```text
 //! STORE/names/HASH.json           a name, the digest of the manifest that it stands for, and when it was pulled
 //! STORE/sha256-HEX/manifest.json  the image's manifest
+//! STORE/sha256-HEX/sole-disk      path of the only file in the image's folder `disk`, if that was wanted
 //! STORE/sha256-HEX/rootfs/        the files that were wanted of the image, under their paths in it
 //! STORE/staging/sha256-HEX/       an image that is being pulled: an OCI layout and the files unpacked so far
 //! STORE/staging/trash-N/          an image that is being removed

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use rustix::fs::{FlockOperation, fstatvfs, syncfs};
 use sha2::{Digest, Sha256};
 
 use crate::error::StoreError;
-use crate::store::{ImageStore, StoredImage, make_directory, sync_directory};
+use crate::store::{ImageStore, SOLE_DISK, StoredImage, make_directory, sync_directory};
 use crate::store_lock::StoreLock;
 
 /// Bytes left free on the file system.
@@ -198,6 +199,11 @@ impl Staging {
         let index_file = self.path.join("index.json");
         fs::write(&index_file, index).map_err(StoreError::io(&index_file))?;
         let files = unpack_image(&self.path, wanted, &rootfs, progress).map_err(StoreError::unpacking)?;
+        let mut places = wanted.iter().zip(&files);
+        if let Some((_, disk)) = places.find(|(wanted, _)| **wanted == ImageFile::Disk) {
+            let record = self.path.join(SOLE_DISK);
+            fs::write(&record, disk.as_os_str().as_bytes()).map_err(StoreError::io(&record))?;
+        }
         let manifest_file = self.path.join("manifest.json");
         let kept = self.blob_path(manifest.digest().digest());
         fs::rename(&kept, &manifest_file).map_err(StoreError::io(&kept))?;
@@ -230,6 +236,10 @@ impl Staging {
             }
             make_directory(place.parent().unwrap_or(target))?;
             fs::rename(&unpacked, &place).map_err(StoreError::io(&place))?;
+        }
+        let record = self.path.join(SOLE_DISK);
+        if record.exists() {
+            fs::rename(&record, target.join(SOLE_DISK)).map_err(StoreError::io(&record))?;
         }
         syncfs(&self._directory).map_err(StoreError::errno(&self.path))
     }

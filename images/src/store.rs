@@ -1,7 +1,9 @@
 //! The store's directory.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,8 @@ use crate::trash::Trash;
 
 /// Longest file of a name, in bytes.
 const MAX_NAME_FILE: u64 = 16 << 10;
+/// Name of the file with the path of an image's only disk.
+pub(crate) const SOLE_DISK: &str = "sole-disk";
 /// Depth of the files of an image, to which sizes are counted.
 pub(crate) const MAX_DEPTH: usize = 64;
 
@@ -112,7 +116,9 @@ impl ImageStore {
     pub fn has(&self, digest: &str, file: &ImageFile) -> bool {
         let rootfs = self.rootfs(digest);
         match file {
-            ImageFile::Disk => entries(&rootfs.join("disk")).is_ok_and(|files| !files.is_empty()),
+            // A file in folder `disk` need not be the only one there: it may have been wanted by its path.
+            ImageFile::Disk => fs::read(self.image(digest).join(SOLE_DISK))
+                .is_ok_and(|path| rootfs.join(OsStr::from_bytes(&path)).is_file()),
             ImageFile::At(path) => rootfs.join(path).is_file(),
         }
     }

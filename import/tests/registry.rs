@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use husk_images::{Event, ImageStore, PullPolicy, PullRequest, Request};
+use husk_images::{Event, ImageFile, ImageStore, PullPolicy, PullRequest, Request};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -256,6 +256,51 @@ fn further_files_of_an_image_are_added() {
         "it has no file in folder /disk: it is not a containerDisk"
     );
     assert!(rootfs.join("boot/kernel").exists());
+}
+
+#[test]
+fn a_disk_that_was_wanted_by_its_path_is_not_the_only_one() {
+    let home = tempfile::tempdir().unwrap();
+    let mut layer = tar("disk/a.img", b"a");
+    layer.truncate(1024);
+    layer.extend(tar("disk/b.img", b"b"));
+    let image = Image::of_layer(layer);
+    let name = serve(Arc::new(move |path, offset, stream| {
+        match path.contains("/blobs/") {
+            true => image.send_layer(offset, stream),
+            false => image.send_manifest(stream),
+        }
+    }));
+    let name = format!("{name}/disks/a:1");
+    let event = pull_files(home.path(), &name, &[Some("disk/a.img")]);
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    let event = pull(home.path(), &name);
+    let Event::Failed { reason } = event else {
+        panic!("{event:?}")
+    };
+    assert!(reason.contains("several files in folder /disk"), "{reason}");
+
+    // An older store does not say which disk is the only one.
+    let image = Image::disk();
+    let name = serve(Arc::new(move |path, offset, stream| {
+        match path.contains("/blobs/") {
+            true => image.send_layer(offset, stream),
+            false => image.send_manifest(stream),
+        }
+    }));
+    let name = format!("{name}/disks/a:1");
+    let store = ImageStore::at(home.path().join("images"));
+    let event = pull_files(home.path(), &name, &[Some("disk/a.img")]);
+    let Event::Done { image } = event else {
+        panic!("{event:?}")
+    };
+    let disk = store.rootfs(&image.digest).join("disk/a.img");
+    let before = disk.metadata().unwrap().ino();
+    assert!(!store.has(&image.digest, &ImageFile::Disk));
+    let event = pull(home.path(), &name);
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+    assert!(store.has(&image.digest, &ImageFile::Disk));
+    assert_eq!(disk.metadata().unwrap().ino(), before);
 }
 
 #[test]
