@@ -68,7 +68,7 @@ pub(super) async fn answer(program: Program, vm: Option<(VmHandle, AgentHandle)>
         Program::Freeze { .. } | Program::Thaw if vm.status().borrow().paused => {
             Answer::says(0, "the VM is paused")
         }
-        Program::Freeze { thaw_after } => match agent.freeze_for(thaw_after).await {
+        Program::Freeze { thaw_seconds } => match agent.freeze_for(thaw_seconds).await {
             Ok(()) => Answer::default(),
             Err(error) => not_frozen(&agent, error).await,
         },

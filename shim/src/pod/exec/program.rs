@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Time limit of a probe that names none.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
-/// Time after which file systems are thawed, if virt-freezer names none.
-const THAW_AFTER: Duration = Duration::from_secs(300);
+/// Seconds after which file systems are thawed, if virt-freezer names none.
+const THAW_AFTER: i32 = 300;
 
 /// The task that a command line names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,8 @@ pub(in crate::pod) enum Program {
     },
     /// virt-freezer.
     Freeze {
-        thaw_after: Duration,
+        /// KubeVirt's `unfreezeTimeoutSeconds`.
+        thaw_seconds: i32,
     },
     Thaw,
     /// The command line is wrong.
@@ -61,11 +62,19 @@ fn freezer(flags: Flags) -> Result<Program, String> {
     if flags.text("name").is_empty() || flags.text("namespace").is_empty() {
         return Err("both --name and --namespace must be provided".to_owned());
     }
-    let thaw_after = flags.seconds("unfreezeTimeoutSeconds", THAW_AFTER)?;
+    let flag = "unfreezeTimeoutSeconds";
+    let thaw_seconds = match flags.text(flag) {
+        "" => THAW_AFTER,
+        text => text.parse().map_err(|_| wrong_seconds(flag, text))?,
+    };
     Ok(match freeze {
-        true => Program::Freeze { thaw_after },
+        true => Program::Freeze { thaw_seconds },
         false => Program::Thaw,
     })
+}
+
+fn wrong_seconds(flag: &str, text: &str) -> String {
+    format!("--{flag}: {text:?} is no number of seconds")
 }
 
 /// Flags without a value.
@@ -119,7 +128,7 @@ impl Flags {
             "" | "0" => Ok(default),
             text => {
                 let seconds: Result<u32, _> = text.parse();
-                let seconds = seconds.map_err(|_| format!("--{name}: {text:?} is no number of seconds"))?;
+                let seconds = seconds.map_err(|_| wrong_seconds(name, text))?;
                 Ok(Duration::from_secs(seconds.into()))
             }
         }
@@ -151,14 +160,17 @@ mod tests {
             })
         );
         let freezer = "/usr/bin/virt-freezer --name vm --namespace default";
-        let thaw_after = seconds(300);
-        assert_eq!(
-            read(&format!("{freezer} --freeze")),
-            Some(Program::Freeze { thaw_after })
-        );
-        let thaw_after = seconds(7);
-        let short = format!("{freezer} --freeze --unfreezeTimeoutSeconds 7");
-        assert_eq!(read(&short), Some(Program::Freeze { thaw_after }));
+        for (timeout, thaw_seconds) in [
+            ("", 300),
+            (" --unfreezeTimeoutSeconds 7", 7),
+            (" --unfreezeTimeoutSeconds 0", 0),
+            (" --unfreezeTimeoutSeconds=-1", -1),
+        ] {
+            assert_eq!(
+                read(&format!("{freezer} --freeze{timeout}")),
+                Some(Program::Freeze { thaw_seconds })
+            );
+        }
         assert_eq!(read(&format!("{freezer} --unfreeze=true")), Some(Program::Thaw));
         for (wrong, text) in [
             (freezer.to_owned(), "either --freeze or --unfreeze"),
@@ -170,6 +182,10 @@ mod tests {
             ("virt-probe --domainName a".to_owned(), "either --command or"),
             (
                 "virt-probe --guestAgentPing --timeoutSeconds -1".to_owned(),
+                "no number of seconds",
+            ),
+            (
+                format!("{freezer} --freeze --unfreezeTimeoutSeconds 2147483648"),
                 "no number of seconds",
             ),
             ("virt-probe --command".to_owned(), "needs a value"),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use husk_guest_agent::{AgentError, Answers, Exec, ExecOutput, Fault};
+use husk_guest_agent::{AgentError, Answers, Exec, ExecOutput, Fault, FreezeGuard};
 use husk_proto::shim::v1::{CredentialsState, GuestInfoResponse, GuestState};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -120,12 +120,13 @@ impl AgentHandle {
         Ok((exit_status(&output)?, output.stdout))
     }
 
-    /// Freezes the guest's file systems, which are thawed after `timeout`. Succeeds if they are frozen already.
+    /// Freezes the guest's file systems, which are thawed after `seconds` as [`FreezeGuard::timeout`] has them.
+    /// Succeeds if they are frozen already.
     ///
     /// # Errors
     /// There is no agent, or it refuses or does not do it in time.
-    pub async fn freeze_for(&self, timeout: Duration) -> Result<(), VmError> {
-        self.freeze(Some(timeout)).await.map(drop)
+    pub async fn freeze_for(&self, seconds: i32) -> Result<(), VmError> {
+        self.freeze(FreezeGuard::timeout(seconds)).await.map(drop)
     }
 
     /// True if an agent has told its version since the guest has booted.
