@@ -1,6 +1,7 @@
 //! Reads an image and writes its disk.
 
 use std::cell::Cell;
+use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -212,12 +213,32 @@ fn foreign(name: &str, remedy: &str) -> ConvertError {
 }
 
 fn unreadable(error: io::Error) -> ConvertError {
+    if is_of_the_file_system(&error) {
+        return ConvertError::Failed {
+            reason: format!("reading the image: {error}"),
+        };
+    }
     let reason = match error.kind() {
         io::ErrorKind::UnexpectedEof => "it is cut off".into(),
         io::ErrorKind::OutOfMemory => "it needs too much memory".into(),
         _ => error.to_string(),
     };
     ConvertError::Unreadable { reason }
+}
+
+/// True if the file system did not give the image's bytes. Decoders wrap its errors.
+fn is_of_the_file_system(error: &io::Error) -> bool {
+    let mut cause = error.get_ref().map(|cause| cause as &dyn Error);
+    while let Some(inner) = cause {
+        if inner.downcast_ref().is_some_and(is_of_the_file_system) {
+            return true;
+        }
+        cause = inner.source();
+    }
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EIO | libc::ESTALE | libc::ETIMEDOUT)
+    )
 }
 
 fn unwritable(error: io::Error) -> ConvertError {
@@ -269,5 +290,57 @@ impl Progress<'_> {
             self.reported.set(done);
             (self.report)(done, size);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_file_system_is_not_the_images() {
+        let of = io::Error::from_raw_os_error;
+        for error in [
+            of(libc::EIO),
+            of(libc::ESTALE),
+            io::Error::other(of(libc::EIO)),
+            io::Error::other(io::Error::other(of(libc::EIO))),
+        ] {
+            let text = error.to_string();
+            assert!(matches!(unreadable(error), ConvertError::Failed { .. }), "{text}");
+        }
+        for error in [
+            of(libc::EINVAL),
+            io::ErrorKind::UnexpectedEof.into(),
+            io::Error::other("a wrong header"),
+        ] {
+            let text = error.to_string();
+            assert!(
+                matches!(unreadable(error), ConvertError::Unreadable { .. }),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn decoders_hand_on_errors_of_the_file_system() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+        }
+        let gzip: &[u8] = &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+        let zstd: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+        for head in [gzip, zstd] {
+            let mut bytes = Vec::new();
+            let read = decompress(head.chain(Broken)).and_then(|mut reader| reader.read_to_end(&mut bytes));
+            let error = unreadable(read.unwrap_err());
+            assert!(matches!(error, ConvertError::Failed { .. }), "{error:?}");
+        }
+        let xz: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
+        let mut reader = XzReader::new_mem_limit(xz.chain(Broken), true, XZ_MEMORY);
+        let error = unreadable(reader.read_to_end(&mut Vec::new()).unwrap_err());
+        assert!(matches!(error, ConvertError::Failed { .. }), "{error:?}");
     }
 }

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -60,12 +60,10 @@ impl Converter {
                 Some(Report::Error(error)) => return Err(plain(error)),
                 None => {
                     let _ = self.child.kill();
-                    let status = self
-                        .child
-                        .wait()
-                        .map_or_else(|error| error.to_string(), |s| s.to_string());
-                    let reason = format!("the process that reads it ended ({status})");
-                    return Err(ConvertError::Unreadable { reason });
+                    let status = self.child.wait().map_err(|error| ConvertError::Failed {
+                        reason: format!("the process that reads it: {error}"),
+                    })?;
+                    return Err(died(status, matches!(read, Ok(0))));
                 }
             }
         }
@@ -76,6 +74,26 @@ impl Drop for Converter {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The error of a process that has ended, by itself or because it did not report, without a result.
+fn died(status: ExitStatus, by_itself: bool) -> ConvertError {
+    let reason = format!("the process that reads it ended ({status})");
+    // The image's faults: a panic or too much memory, a refused system call, an access to memory that is not there.
+    let faults = [
+        libc::SIGABRT,
+        libc::SIGSYS,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+    ];
+    match status.signal() {
+        Some(signal) if by_itself && !faults.contains(&signal) => ConvertError::Failed {
+            reason: format!("{reason}: try again"),
+        },
+        _ => ConvertError::Unreadable { reason },
     }
 }
 
@@ -131,4 +149,29 @@ fn spawn(image: OwnedFd, disk: OwnedFd, limits: Limits) -> io::Result<Child> {
         });
     }
     command.spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_others_killed_says_nothing_of_the_image() {
+        let is_of_the_image = |status, by_itself| match died(ExitStatus::from_raw(status), by_itself) {
+            ConvertError::Unreadable { .. } => true,
+            ConvertError::Failed { reason } => {
+                assert!(reason.ends_with("): try again"), "{reason}");
+                false
+            }
+            other => panic!("{other:?}"),
+        };
+        for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGXFSZ] {
+            assert!(!is_of_the_image(signal, true), "{signal}");
+        }
+        for signal in [libc::SIGABRT, libc::SIGSYS, libc::SIGSEGV] {
+            assert!(is_of_the_image(signal, true), "{signal}");
+        }
+        // A panic; and one that was killed since it reported nonsense.
+        assert!(is_of_the_image(101 << 8, true) && is_of_the_image(libc::SIGKILL, false));
+    }
 }

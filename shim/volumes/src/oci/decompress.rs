@@ -52,7 +52,7 @@ impl<R: Read> Zstd<R> {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
-                Err(error) => return Err(io::Error::other(error.to_string())),
+                Err(error) => return Err(io::Error::other(error)),
             }
         }
         Ok(false)
@@ -74,7 +74,7 @@ impl<R: Read> Read for Zstd<R> {
             while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
                 self.decoder
                     .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBytes(buffer.len()))
-                    .map_err(|error| io::Error::other(error.to_string()))?;
+                    .map_err(io::Error::other)?;
             }
             match self.decoder.read(buffer)? {
                 0 if self.decoder.is_finished() => {
