@@ -87,7 +87,7 @@ impl<'a> Registry<'a> {
         let client = Client::try_from(config).map_err(|error| PullError::of(&registry, &error))?;
         let auth = match access.login {
             Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
-            None => credentials::find(&registry, access.pull_secret)?,
+            None => credentials::find(&registry, name.reference().repository(), access.pull_secret)?,
         };
         Ok(Registry {
             client,
