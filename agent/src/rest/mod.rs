@@ -28,7 +28,7 @@ pub use vsock::VsockCertificateDir;
 
 /// Connections at the same time.
 const MAX_CONNECTIONS: usize = 1024;
-/// Consoles and vsock streams of one VMI at the same time. Their connections do not count as such any more.
+/// Consoles of one VMI at the same time, and vsock streams. Their connections do not count as such any more.
 const MAX_STREAMS: usize = 64;
 /// Maximum time of a call to a shim. virt-api waits ten seconds for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
@@ -42,8 +42,9 @@ struct Context {
     vmis: VmiFinder,
     events: EventSender,
     vsock: VsockCertificateDir,
-    /// Streams by UID of the VMI.
-    streams: Places<String>,
+    /// By UID of the VMI.
+    consoles: Places<String>,
+    vsock_streams: Places<String>,
 }
 
 /// An error for virt-api.
@@ -124,15 +125,16 @@ impl Context {
             vmis,
             events,
             vsock,
-            streams: Places::new(MAX_STREAMS),
+            consoles: Places::new(MAX_STREAMS),
+            vsock_streams: Places::new(MAX_STREAMS),
         }
     }
 
     /// Reserves a place for a stream of the VM.
-    fn stream(&self, vm: &RunningVm) -> Result<Place<String>, Error> {
-        let place = self.streams.take(vm.vmi.uid().to_owned());
+    fn place(&self, places: &Places<String>, vm: &RunningVm) -> Result<Place<String>, Error> {
+        let place = places.take(vm.vmi.uid().to_owned());
         place.ok_or_else(|| {
-            let text = format!("the VMI has {MAX_STREAMS} consoles and vsock streams: end some");
+            let text = format!("the VMI has {MAX_STREAMS} streams of this kind: end some");
             Error(StatusCode::TOO_MANY_REQUESTS, text)
         })
     }

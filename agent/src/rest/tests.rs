@@ -414,12 +414,12 @@ async fn streams_of_one_vmi_leave_those_of_others() {
     };
     let events = EventSender::new(agent.api.client(), crate::vmi::testing::NODE.to_owned());
     let context = Context::new(agent.finder, events, VsockCertificateDir("/nonexistent".into()));
-    let mut streams: Vec<_> = (0..MAX_STREAMS)
-        .map(|_| context.stream(&vm("first")).unwrap())
-        .collect();
-    let refused = context.stream(&vm("first")).unwrap_err();
+    let vsock = |name: &str| context.place(&context.vsock_streams, &vm(name));
+    let mut streams: Vec<_> = (0..MAX_STREAMS).map(|_| vsock("first").unwrap()).collect();
+    let refused = vsock("first").unwrap_err();
     assert_eq!(refused.0, StatusCode::TOO_MANY_REQUESTS);
-    context.stream(&vm("second")).unwrap();
+    vsock("second").unwrap();
+    context.place(&context.consoles, &vm("first")).unwrap();
     streams.pop();
-    context.stream(&vm("first")).unwrap();
+    vsock("first").unwrap();
 }

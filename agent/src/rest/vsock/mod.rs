@@ -4,6 +4,7 @@ mod tls;
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -22,6 +23,8 @@ use crate::vmi::Vmi;
 
 /// Largest message to the client, in bytes.
 const CHUNK: usize = 32 << 10;
+/// Time without data of the guest after which the client is sent a ping. One that has gone is noticed by the second.
+const PING_AFTER: Duration = Duration::from_secs(15);
 /// CIDs of guests. The smaller ones are the hypervisor's and the host's, and the last one is any.
 const GUEST_CIDS: std::ops::Range<u64> = 3..u32::MAX as u64;
 
@@ -43,7 +46,7 @@ pub async fn vsock(
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Error> {
     let vm = context.find(target).await?;
-    let place = context.stream(&vm)?;
+    let place = context.place(&context.vsock_streams, &vm)?;
     let cid = cid(&vm.vmi)?;
     let port = port(parameters.get("port").map_or("", String::as_str))?;
     let with_tls = boolean(parameters.get("tls").map_or("", String::as_str))?;
@@ -55,7 +58,7 @@ pub async fn vsock(
         Err(_) => return Err(Error::failed(format!("port {port} of CID {cid} does not answer"))),
     };
     Ok(limited(upgrade).on_upgrade(async move |socket| {
-        copy(socket, stream).await;
+        copy(socket, stream, PING_AFTER).await;
         drop(place);
     }))
 }
@@ -105,12 +108,12 @@ async fn connect(
 }
 
 /// Copies in both directions until one of them ends.
-async fn copy(socket: WebSocket, stream: Box<dyn Stream>) {
+async fn copy(socket: WebSocket, stream: Box<dyn Stream>, ping_after: Duration) {
     let (sink, messages) = socket.split();
     let (reader, writer) = tokio::io::split(stream);
     tokio::select! {
         () = to_guest(messages, writer) => {}
-        () = from_guest(reader, sink) => {}
+        () = from_guest(reader, sink, ping_after) => {}
     }
 }
 
@@ -129,11 +132,21 @@ async fn to_guest(mut messages: SplitStream<WebSocket>, mut writer: WriteHalf<Bo
     let _ = writer.shutdown().await;
 }
 
-async fn from_guest(mut reader: ReadHalf<Box<dyn Stream>>, mut sink: SplitSink<WebSocket, Message>) {
+/// Pings the client while the guest sends nothing: the other direction does not see that it has gone while the guest
+/// reads nothing either.
+async fn from_guest(
+    mut reader: ReadHalf<Box<dyn Stream>>,
+    mut sink: SplitSink<WebSocket, Message>,
+    ping_after: Duration,
+) {
     let mut buffer = vec![0; CHUNK];
-    while let Ok(len @ 1..) = reader.read(&mut buffer).await {
-        let data = Bytes::copy_from_slice(&buffer[..len]);
-        if sink.send(Message::Binary(data)).await.is_err() {
+    loop {
+        let message = match timeout(ping_after, reader.read(&mut buffer)).await {
+            Ok(Ok(len @ 1..)) => Message::Binary(Bytes::copy_from_slice(&buffer[..len])),
+            Ok(_) => break,
+            Err(_) => Message::Ping(Bytes::new()),
+        };
+        if sink.send(message).await.is_err() {
             return;
         }
     }
@@ -146,8 +159,13 @@ async fn from_guest(mut reader: ReadHalf<Box<dyn Stream>>, mut sink: SplitSink<W
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use axum::routing::get;
     use kube::core::DynamicObject;
     use serde_json::{Value, json};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::mpsc;
+    use tokio_tungstenite::tungstenite;
 
     use super::*;
 
@@ -190,5 +208,39 @@ mod tests {
         }
         assert!(boolean("true").unwrap() && !boolean("").unwrap() && !boolean("0").unwrap());
         assert_eq!(boolean("yes").unwrap_err().0, 400);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_is_noticed_although_the_guest_reads_nothing() {
+        let (ended, mut ends) = mpsc::channel(1);
+        let upgrade = async move |upgrade: WebSocketUpgrade| {
+            limited(upgrade).on_upgrade(async move |socket| {
+                let (stream, _guest) = tokio::io::duplex(1024);
+                copy(socket, Box::new(stream), Duration::from_millis(50)).await;
+                let _ = ended.send(()).await;
+            })
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", get(upgrade));
+        tokio::spawn(async { axum::serve(listener, router).await });
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (mut client, _) = tokio_tungstenite::client_async("ws://agent/", stream)
+            .await
+            .unwrap();
+        let data = vec![0; 32 << 10];
+        for _ in 0..4 {
+            client
+                .send(tungstenite::Message::binary(data.clone()))
+                .await
+                .unwrap();
+        }
+        assert!(matches!(
+            client.next().await,
+            Some(Ok(tungstenite::Message::Ping(_)))
+        ));
+        assert!(ends.try_recv().is_err());
+        drop(client);
+        timeout(Duration::from_secs(10), ends.recv()).await.unwrap();
     }
 }
