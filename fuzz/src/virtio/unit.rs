@@ -20,7 +20,7 @@ const GRAIN: u64 = 4096;
 #[derive(Arbitrary, Debug)]
 pub struct Setup {
     cdrom: bool,
-    large_blocks: bool,
+    block_exponent: u8,
     blocks: u8,
     exponent: u8,
     optimal_io: u32,
@@ -43,7 +43,7 @@ impl Setup {
             let medium = (self.blocks > 0).then(|| MediumLimits::cd(self.blocks.into()));
             return LogicalUnit::cdrom(identity, medium).expect("a drive");
         }
-        let block_size = if self.large_blocks { 4096 } else { 512 };
+        let block_size = 512 << (self.block_exponent % 4);
         let limits = MediumLimits {
             block_size,
             blocks: 1 + u64::from(self.blocks),
