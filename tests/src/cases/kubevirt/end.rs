@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 pub const CASE: Case = Case {
     name: "kubevirt-end",
-    about: "final phases of a power-off and a panic; restart and stop by force; drain of the node",
+    about: "final phases of a power-off and a panic; restart and stop by force; eviction for ephemeral storage; drain of the node",
     limit: Duration::from_secs(1200),
     run,
 };
@@ -24,6 +24,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let c = &KubeVirt::find(ctx)?;
     ctx.part("phases", || phases(c));
     ctx.part("force", || force(c));
+    ctx.part("ephemeral-storage", || ephemeral_storage(c));
     ctx.part("drain", || drain(c));
     // Also if the drain failed.
     c.kubectl(&["uncordon", &c.node()?])?.ok()?;
@@ -72,6 +73,28 @@ fn force(c: &KubeVirt<'_>) -> Result<()> {
         started_stop.elapsed()
     );
     c.delete("vm", DEAF)
+}
+
+/// The kubelet evicts the pod of a guest that writes more to an emptyDisk than its pod may.
+fn ephemeral_storage(c: &KubeVirt<'_>) -> Result<()> {
+    let mut vmi = instance("fills", "disks,shell");
+    let spec = &mut vmi["spec"];
+    spec["domain"]["devices"]["disks"] = json!([{"name": "empty", "disk": {"bus": "virtio"}}]);
+    spec["domain"]["resources"] = json!({"limits": {"ephemeral-storage": "64Mi"}});
+    spec["volumes"] = json!([{"name": "empty", "emptyDisk": {"capacity": "512Mi"}}]);
+    c.apply(&[vmi])?;
+    c.until_condition(VMI, "fills", "Ready", "True")?;
+    c.in_guest("fills", |shell| {
+        // virt-controller adds 50 MB to the limit.
+        shell
+            .ok("dd if=/dev/zero of=/dev/vda bs=1M count=300 conv=fsync")
+            .map(drop)
+    })?;
+    let pod = c.field("pods", "-lapp=fills", ".items[0].metadata.name")?;
+    c.until("pod", &pod, ".status.reason", "Evicted")?;
+    c.until(VMI, "fills", ".status.phase", "Failed")?;
+    c.delete(VMI, "fills")?;
+    c.until_no_guests()
 }
 
 /// The eviction of a launcher pod without an eviction strategy ends the VM; another starts where it may.
