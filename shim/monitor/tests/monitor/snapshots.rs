@@ -354,6 +354,17 @@ pub fn resume_waits_for_a_snapshot_that_can_be_told() {
     f.is_clean(&source.pids());
 }
 
+pub fn vm_goes_on_although_its_resume_fails_once() {
+    let f = Fixture::new();
+    let mut vm = f.start(vm(&f, "stutters")).unwrap();
+    let done = save(&f, &vm, &dir(&f, "one"), false).unwrap();
+    assert!(done.paused);
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    paused(&mut vm, false);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
 pub fn refused_save_leaves_nothing() {
     let f = Fixture::new();
     let mut vm = f.start(vm(&f, "unsavable")).unwrap();

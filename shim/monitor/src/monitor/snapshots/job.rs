@@ -273,21 +273,20 @@ impl SnapshotJob {
         Ok(())
     }
 
-    /// The same, also if a save that was interrupted has not ended in the VMM. It may be writing to storage that does not
-    /// answer, and until it ends nobody else can resume the VM.
+    /// The same, again and again until it works or the VM ends: nobody else can resume the VM. A save that was
+    /// interrupted may not have ended in the VMM, because it writes to storage that does not answer.
     async fn release(&mut self) {
         let mut interval = AGAIN;
-        loop {
-            match self.resume().await {
-                Ok(()) => return,
-                // The VM has ended.
-                Err(_) if self.sources.vmm.borrow().is_none() => return,
-                Err(VmError::WrongState(_)) => {
-                    sleep(interval).await;
-                    interval = AGAIN_AT_MOST.min(interval * 2);
-                }
-                Err(error) => return warn!(%error, "the VM does not go on after a snapshot"),
+        let mut warned = false;
+        while let Err(error) = self.resume().await {
+            if self.sources.vmm.borrow().is_none() {
+                return;
             }
+            if !matches!(error, VmError::WrongState(_)) && !std::mem::replace(&mut warned, true) {
+                warn!(%error, "the VM does not go on after a snapshot: trying again");
+            }
+            sleep(interval).await;
+            interval = AGAIN_AT_MOST.min(interval * 2);
         }
     }
 

@@ -55,6 +55,8 @@ struct Guest {
     pauses: HashSet<i32>,
     /// A save is under way.
     saving: bool,
+    /// A resume after a snapshot has failed.
+    stuttered: bool,
 }
 
 struct Fake {
@@ -296,6 +298,12 @@ impl Vmm for Fake {
             let mut guest = self.guest.lock().unwrap();
             if guest.saving {
                 return Err(Status::failed_precondition("the VM is being saved"));
+            }
+            if reason == SNAPSHOT
+                && has(&guest.name, "stutters")
+                && !std::mem::replace(&mut guest.stuttered, true)
+            {
+                return Err(Status::internal("a vCPU does not run"));
             }
             if reason == SNAPSHOT {
                 guest.pauses.remove(&SNAPSHOT);
