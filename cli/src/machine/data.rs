@@ -1,6 +1,7 @@
 //! The data of a VM's volumes on this machine: claims, images, and the files of Secrets and ConfigMaps.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use husk_images::Event;
@@ -103,6 +104,23 @@ impl Data {
     }
 }
 
+/// Writes the key `wanted` of a cloud-init Secret, in whatever case, as a file. Without the key the path is that of a
+/// directory, which the kubelet mounts too: the other key may be there.
+fn seed_file(files: &ObjectFiles, directory: &str, wanted: &str, secret: &Secret) -> io::Result<PathBuf> {
+    let key = secret
+        .data
+        .iter()
+        .find(|(key, _)| key.eq_ignore_ascii_case(wanted));
+    let directory = files.write(
+        directory,
+        key.map(|(key, content)| (key.as_str(), content.as_slice())),
+    )?;
+    Ok(match key {
+        Some((key, _)) => directory.join(key),
+        None => directory,
+    })
+}
+
 /// Name of the claim behind a volume; a DataVolume's claim has its name.
 pub(crate) fn claim_of(volume: &Volume) -> Option<&str> {
     let claim = volume.persistent_volume_claim.as_ref();
@@ -143,7 +161,7 @@ impl Provider<'_> {
         files: &ObjectFiles,
     ) -> Result<Option<PathBuf>, DataError> {
         let directory = format!("volume-{index}");
-        let written = |result: std::io::Result<PathBuf>| {
+        let written = |result: io::Result<PathBuf>| {
             let directory = result.map_err(|error| DataError::new("CrashLoopBackOff", chain(&error)))?;
             Ok(Some(directory))
         };
@@ -205,31 +223,36 @@ impl Provider<'_> {
             (_, Some(_)) => "cloudInitConfigDrive",
             _ => return Ok(Vec::new()),
         };
+        let inline = ["userData", "userDataBase64", "networkData", "networkDataBase64"];
+        let mut any = inline
+            .iter()
+            .any(|field| self.value(index, &format!("/{kind}/{field}")).is_some());
+        let mut missing = None;
         let mut seed = Vec::new();
         for (reference, wanted) in [("secretRef", "userdata"), ("networkDataSecretRef", "networkdata")] {
             let path = format!("/{kind}/{reference}/name");
             let Some(name) = self.value(index, &path).and_then(Value::as_str) else {
                 continue;
             };
-            let secret = self.secret(name)?;
-            let mut keys = secret
-                .data
-                .iter()
-                .filter(|(key, _)| key.eq_ignore_ascii_case(wanted));
-            let Some((key, content)) = keys.next() else {
+            let path = seed_file(
+                files,
+                &format!("seed-{index}-{wanted}"),
+                wanted,
+                self.secret(name)?,
+            )
+            .map_err(|error| DataError::new("CrashLoopBackOff", chain(&error)))?;
+            if path.is_dir() {
                 let field = self.field(index, &format!("{kind}.{reference}"));
-                let text = format!("{field}: the Secret {name} has no key {wanted}");
-                return Err(DataError::new("CrashLoopBackOff", text));
-            };
-            let directory = files
-                .write(
-                    &format!("seed-{index}-{wanted}"),
-                    [(key.as_str(), content.as_slice())],
-                )
-                .map_err(|error| DataError::new("CrashLoopBackOff", chain(&error)))?;
-            seed.push((wanted.to_owned(), directory.join(key)));
+                missing = missing.or(Some(format!("{field}: the Secret {name} has no key {wanted}")));
+            } else {
+                any = true;
+            }
+            seed.push((wanted.to_owned(), path));
         }
-        Ok(seed)
+        match missing {
+            Some(text) if !any => Err(DataError::new("CrashLoopBackOff", text)),
+            _ => Ok(seed),
+        }
     }
 
     /// Pulls the images of volumes that are not in `given`.
@@ -353,7 +376,24 @@ pub(super) fn percent(done: u64, size: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use husk_vmi::Metadata;
+
     use super::*;
+
+    #[test]
+    fn a_key_that_a_seeds_secret_lacks_is_a_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let files = ObjectFiles::new(home.path().join("files")).unwrap();
+        let secret = Secret {
+            metadata: Metadata::default(),
+            secret_type: "Opaque".to_owned(),
+            data: [("UserData".to_owned(), b"#cloud-config".to_vec())].into(),
+            immutable: false,
+        };
+        let file = |wanted| seed_file(&files, wanted, wanted, &secret).unwrap();
+        assert_eq!(std::fs::read(file("userdata")).unwrap(), b"#cloud-config");
+        assert!(file("networkdata").is_dir());
+    }
 
     #[test]
     fn progress_is_that_of_all_layers() {
