@@ -109,13 +109,25 @@ fn renamed(directory: &OwnedFd, name: &Path, complete: Complete<'_>) -> io::Resu
     let done = complete(&file).and_then(|()| {
         match renameat_with(directory, &temporary, directory, name, RenameFlags::NOREPLACE) {
             // NFS cannot rename without replacing.
-            Err(Errno::INVAL) => Ok(linkat(directory, &temporary, directory, name, AtFlags::empty())?),
+            Err(Errno::INVAL) => match linkat(directory, &temporary, directory, name, AtFlags::empty()) {
+                Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => named(directory, name, complete),
+                other => Ok(other?),
+            },
             other => Ok(other?),
         }
     });
     // A renamed file has this name no longer.
     let _ = unlinkat(directory, &temporary, AtFlags::empty());
     done
+}
+
+/// As [`renamed`], for file systems without links either, such as some of FUSE's. A power cut may leave a part.
+fn named(directory: &OwnedFd, name: &Path, complete: Complete<'_>) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = File::from(openat(directory, name, flags, MODE)?);
+    complete(&file).inspect_err(|_| {
+        let _ = unlinkat(directory, name, AtFlags::empty());
+    })
 }
 
 /// Whole MiB of the demanded size, or of the available space if that is at least 90 % of it.
@@ -185,7 +197,7 @@ mod tests {
         let name = Path::new("disk.img");
         let write = |mut file: &File| io::Write::write_all(&mut file, b"new");
         let fail = |_: &File| Err(io::ErrorKind::StorageFull.into());
-        for make in [nameless, renamed] {
+        for make in [nameless, renamed, named] {
             make(folder.handle(), name, &fail).unwrap_err();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
             make(folder.handle(), name, &write).unwrap();
