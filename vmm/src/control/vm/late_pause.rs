@@ -17,6 +17,15 @@ const AGAIN: Duration = Duration::from_secs(10);
 impl Vm {
     /// Pauses the VM if it runs, or pauses it later. Returns the exit if it cannot be paused at all.
     pub(super) fn pause_by_itself(&mut self, reason: PauseReason) -> Option<VmExit> {
+        // The next attempt is due later, for all reasons.
+        if self.state == State::Running && !self.due_pauses.is_empty() {
+            self.due_pauses.insert(reason);
+            return None;
+        }
+        self.pause_now(reason)
+    }
+
+    fn pause_now(&mut self, reason: PauseReason) -> Option<VmExit> {
         if !matches!(self.state, State::Running | State::Paused) {
             return None;
         }
@@ -39,7 +48,7 @@ impl Vm {
     /// Tries again to pause a VM that could not be paused.
     pub(super) fn late_pause_due(&mut self) -> Option<VmExit> {
         let reason = self.due_pauses.iter().next()?;
-        self.pause_by_itself(reason)
+        self.pause_now(reason)
     }
 }
 
@@ -56,6 +65,8 @@ mod tests {
         for reason in [PauseReason::IoError, PauseReason::Watchdog] {
             assert_eq!(vm.pause_failed(reason, &late()), None);
         }
+        // Another queue of the disk reports.
+        assert_eq!(vm.disk_stopped("root".into(), "error".into()), None);
         assert!(vm.state == State::Running && vm.pause_reasons.is_empty());
         let messages = messages_after(&mut vm, AGAIN * 2).await;
         let is_due = |message: &Message| matches!(message, Message::LatePause);
