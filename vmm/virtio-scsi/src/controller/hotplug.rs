@@ -193,6 +193,12 @@ impl Controller {
         if let Some(disk) = disk {
             self.fail_requests(disk);
         }
+        let tasks = self
+            .slots
+            .tasks()
+            .filter(|(_, slot)| slot.unit_index == unit_index);
+        let tags: Vec<u16> = tasks.map(|(tag, _)| tag).collect();
+        self.engine.abandon_zeroing(&tags);
     }
 
     /// Completes the removal of a unit without an address after its last task has ended.

@@ -205,6 +205,20 @@ fn functions_and_resets_end_zeroing() {
 }
 
 #[test]
+fn a_removal_ends_zeroing_after_its_deadline() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let (_, _, piece) = zero(&mut guest, &script, 9);
+    let removal = guest.handle.remove("first");
+    thread::sleep(REMOVAL_TIMEOUT + Duration::from_millis(50));
+    let made = script.made().len();
+    script.finish(piece.tag, Ok(()));
+    let flush = Guest::made(&script, made + 1)[made];
+    assert_eq!(flush.what, CallKind::Sync);
+    script.finish(flush.tag, Ok(()));
+    removal.wait().unwrap();
+}
+
+#[test]
 fn a_unit_can_be_removed_while_paused() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     let (_, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
