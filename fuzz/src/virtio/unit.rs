@@ -53,6 +53,7 @@ impl Setup {
             read_only: self.read_only,
             write_cache: !self.write_through,
             thin: !self.thick,
+            unmapped_are_zeroes: !self.rotational,
             discard_granularity: self.granularity,
             max_unmap: u64::from(block_size + self.max_unmap % (1 << 20)),
             shareable: self.shareable,

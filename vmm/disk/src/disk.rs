@@ -227,6 +227,12 @@ impl Disk {
         })
     }
 
+    /// True if discarded blocks read as zeroes: those of a file are holes, and a block device may keep old data.
+    #[must_use]
+    pub fn discards_zero(&self) -> bool {
+        !matches!(self.0.backend, ImageBackend::Device(..))
+    }
+
     /// True if only one engine at a time can serve the disk: direct I/O cannot write single logical blocks, and only
     /// within one engine do requests that rewrite parts of a block wait for each other.
     #[must_use]

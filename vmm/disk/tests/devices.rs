@@ -47,6 +47,7 @@ fn a_discard_frees_storage_of_a_device() {
         for block in [512, 4096] {
             let device = LoopDevice::new(8 * MIB, block);
             let disk = disk(&device.path);
+            assert!(!disk.discards_zero());
             let mut served = serve(kind, &disk);
             let mut memory = pattern(4 * MIB as usize, 3);
             let buffers = pieces(&mut memory, 1 << 20);

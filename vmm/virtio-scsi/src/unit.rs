@@ -76,6 +76,7 @@ fn disk_limits(disk: &Disk, shareable: bool) -> MediumLimits {
         read_only: geometry.read_only,
         write_cache: geometry.write_cache,
         thin: !geometry.read_only && !geometry.preallocated,
+        unmapped_are_zeroes: disk.discards_zero(),
         discard_granularity: geometry.discard_granularity,
         max_unmap: geometry.max_discard,
         shareable,
@@ -257,7 +258,8 @@ mod tests {
                 ..DiskOptions::default()
             };
             let disk = Disk::open_raw(file.into(), options).unwrap();
-            assert_eq!(disk_limits(&disk, false).thin, !preallocated);
+            let limits = disk_limits(&disk, false);
+            assert!(limits.thin != preallocated && limits.unmapped_are_zeroes);
         }
     }
 

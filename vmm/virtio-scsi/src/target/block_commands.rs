@@ -174,7 +174,7 @@ pub(crate) fn capacity16(
     data[8..12].copy_from_slice(&limits.block_size.to_be_bytes());
     data[13] = limits.physical_exponent;
     if limits.thin {
-        data[14] = 0xc0; // LBPME, LBPRZ
+        data[14] = 0x80 | u8::from(limits.unmapped_are_zeroes) << 6; // LBPME, LBPRZ
     }
     answer(data, cdb.u32(10))
 }

@@ -89,8 +89,10 @@ pub struct MediumLimits {
     pub read_only: bool,
     /// There is a volatile cache, which the initiator may switch off (WCE). Without it every write is durable.
     pub write_cache: bool,
-    /// UNMAP, and WRITE SAME with UNMAP, are supported. Unmapped blocks read as zeroes.
+    /// UNMAP, and WRITE SAME with UNMAP, are supported.
     pub thin: bool,
+    /// Blocks that UNMAP has unmapped read as zeroes (LBPRZ).
+    pub unmapped_are_zeroes: bool,
     /// Optimal granularity and alignment of unmapped ranges in bytes, 0 if unknown.
     pub discard_granularity: u32,
     /// Maximum bytes of one UNMAP or WRITE SAME command, at least a block.
@@ -131,6 +133,7 @@ impl Default for MediumLimits {
             read_only: false,
             write_cache: true,
             thin: true,
+            unmapped_are_zeroes: true,
             discard_granularity: 4096,
             max_unmap: 1 << 30,
             shareable: false,
@@ -150,6 +153,7 @@ impl MediumLimits {
             read_only: true,
             write_cache: false,
             thin: false,
+            unmapped_are_zeroes: false,
             discard_granularity: 0,
             ..Self::default()
         }

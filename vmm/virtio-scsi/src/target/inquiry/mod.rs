@@ -158,7 +158,7 @@ fn characteristics(limits: &MediumLimits) -> Vec<u8> {
 fn provisioning(limits: &MediumLimits) -> Vec<u8> {
     if limits.thin {
         // LBPU, LBPWS, LBPWS10, LBPRZ; thin provisioned.
-        vec![0, 0xe4, 0x02, 0]
+        vec![0, 0xe0 | u8::from(limits.unmapped_are_zeroes) << 2, 0x02, 0]
     } else {
         vec![0, 0, 0, 0]
     }

@@ -138,6 +138,11 @@ fn a_thick_disk_reports_no_provisioning() {
     let mut rig = Rig::disk(disk_limits());
     assert_eq!(vpd(&mut rig, 0xb1)[4..6], [0x00, 0x01]);
     assert_eq!(vpd(&mut rig, 0xb2), [0, 0xb2, 0, 4, 0, 0xe4, 2, 0]);
+    let mut rig = Rig::disk(MediumLimits {
+        unmapped_are_zeroes: false,
+        ..disk_limits()
+    });
+    assert_eq!(vpd(&mut rig, 0xb2), [0, 0xb2, 0, 4, 0, 0xe0, 2, 0]);
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn limits() -> impl Strategy<Value = MediumLimits> {
                 read_only: flags[0] && flags[1],
                 write_cache: flags[2],
                 thin: flags[3],
+                unmapped_are_zeroes: flags[3],
                 shareable: flags[4],
                 rotational: flags[0],
                 discard_granularity: b,

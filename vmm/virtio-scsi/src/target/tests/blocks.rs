@@ -17,6 +17,12 @@ fn capacity() {
     let mut expected = vec![0, 0, 0, 0, 0, 0, 0x0f, 0xff, 0, 0, 2, 0, 0, 3, 0xc0, 0];
     expected.resize(32, 0);
     assert_eq!(rig.good(&long, &[], 32), expected);
+    let mut keeps_data = Rig::disk(MediumLimits {
+        unmapped_are_zeroes: false,
+        ..disk_limits()
+    });
+    expected[14] = 0x80;
+    assert_eq!(keeps_data.good(&long, &[], 32), expected);
     assert_eq!(
         rig.field(&cdb::<10>(0x25, &[(5, &[1])]), &[], 8),
         (0x24, true, 2, None)
