@@ -61,7 +61,8 @@ fn entry_for<'a>(config: &'a Value, registry: &str, repository: &str) -> Option<
     chosen.map(|(_, _, entry)| entry)
 }
 
-/// How well a key stands for the repository: the number of names that they share; `None` if it does not.
+/// Counts the names at the begin of a key, host included, that the repository has too: the key with most is chosen.
+/// `None` if the key is for another repository.
 fn rank(key: &str, registry: &str, repository: &str) -> Option<usize> {
     let url = key
         .strip_prefix("https://")

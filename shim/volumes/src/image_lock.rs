@@ -212,7 +212,7 @@ mod tests {
         drop(refused);
     }
 
-    /// What QEMU locks for a disk: a writer shares reading, `share-rw=on` also writing.
+    /// QEMU locks these bytes for a disk: a writer allows others to read, and with `share-rw=on` also to write.
     #[test]
     fn qemu_and_husk_exclude_each_other_and_share_as_qemu_does() {
         let image = Image::new();

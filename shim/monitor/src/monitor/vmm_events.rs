@@ -26,7 +26,7 @@ const SUBSCRIBE_EVERY: Duration = Duration::from_secs(1);
 
 type Subscription<S> = Pin<Box<dyn Future<Output = Result<S, Status>> + Send>>;
 
-/// Where the next event comes from.
+/// The source of the next event.
 enum Source<S> {
     Stream(S),
     Subscription(Subscription<S>),

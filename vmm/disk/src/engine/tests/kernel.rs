@@ -29,7 +29,7 @@ pub struct Kernel {
     pub shortage: Option<u64>,
     /// Writes move this many bytes, and then fail with ENOSPC.
     pub room: Option<u64>,
-    /// What the engine said last.
+    /// The number of attached disks that the engine last gave.
     pub disks: usize,
 }
 
