@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
 use super::file_identity::FileIdentity;
+use super::launcher_user::or_as_launcher;
 
 /// A reference to an open image, which neither opens nor locks it (`O_PATH`). Cloned, it refers to the same image.
 ///
@@ -52,7 +53,7 @@ impl ImageHandle {
 /// The kernel's error.
 pub fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+    or_as_launcher(|| Ok(open(&path, flags | OFlags::CLOEXEC, Mode::empty())?))
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Checks the type of a file before opening it: opening a FIFO blocks, and opening a device may start it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
+
+use super::image_handle::reopen;
+use super::launcher_user::or_as_launcher;
 
 /// An O_PATH handle: a file that was looked up but not opened.
 #[derive(Debug)]
@@ -20,20 +23,15 @@ pub(super) struct PathHandle {
 impl PathHandle {
     /// Looks up a path with the caller's rights. Symbolic links are followed.
     pub(super) fn on_host(path: &Path) -> io::Result<PathHandle> {
-        PathHandle::new(
-            openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
-            path.to_owned(),
-        )
+        let fd = or_as_launcher(|| Ok(openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?))?;
+        PathHandle::new(fd, path.to_owned())
     }
 
     /// Looks up an untrusted path below a trusted directory. It must not contain symbolic links or lead out of the
     /// directory.
     pub(super) fn beneath(directory: &Path, path: &Path) -> io::Result<PathHandle> {
-        let root = open(
-            directory,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = or_as_launcher(|| Ok(open(directory, flags, Mode::empty())?))?;
         PathHandle::below(&root, directory, path)
     }
 
@@ -45,19 +43,17 @@ impl PathHandle {
     /// As [`PathHandle::child`], but follows symbolic links that stay in the directory, as the kubelet's do.
     pub(super) fn within(&self, path: &Path) -> io::Result<PathHandle> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let fd = openat2(
-            &self.fd,
-            path,
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            resolve,
-        )?;
-        PathHandle::new(fd, self.path.join(path))
+        PathHandle::look_up(&self.fd, &self.path, path, resolve)
     }
 
     fn below(root: &OwnedFd, directory: &Path, path: &Path) -> io::Result<PathHandle> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let fd = openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+        PathHandle::look_up(root, directory, path, resolve)
+    }
+
+    fn look_up(root: &OwnedFd, directory: &Path, path: &Path, how: ResolveFlags) -> io::Result<PathHandle> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let fd = or_as_launcher(|| Ok(openat2(root, path, flags, Mode::empty(), how)?))?;
         PathHandle::new(fd, directory.join(path))
     }
 
@@ -99,18 +95,13 @@ impl PathHandle {
 
     /// Opens exactly this file, whatever its path refers to by now.
     pub(super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.fd.as_fd().as_raw_fd());
-        Ok(open(
-            path,
-            flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY,
-            Mode::empty(),
-        )?)
+        reopen(&self.fd, flags | OFlags::NONBLOCK | OFlags::NOCTTY)
     }
 
     /// Names in a directory, without `.` and `..`.
     pub(super) fn names(&self) -> io::Result<Vec<PathBuf>> {
         let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(self.open(OFlags::RDONLY | OFlags::DIRECTORY)?)? {
+        for entry in rustix::fs::Dir::new(self.open(OFlags::RDONLY | OFlags::DIRECTORY)?)? {
             let name = entry?.file_name().to_bytes().to_vec();
             if name != b"." && name != b".." {
                 names.push(PathBuf::from(

@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, Gid, Uid, fchown, fstat};
+use rustix::fs::{FileType, fchown, fstat};
 use tracing::warn;
 
 use super::error::VolumeFault;
 use super::host_disk;
+use super::launcher_user;
 use super::path_handle::PathHandle;
 
 /// Paths of the hotplug directory inside a pod.
@@ -21,8 +22,6 @@ const HOTPLUG: [&str; 2] = ["/var/run/kubevirt/hotplug-disks", "/run/kubevirt/ho
 
 /// A claim's image.
 const IMAGE: &str = "disk.img";
-/// User and group `qemu` of KubeVirt's launcher.
-const LAUNCHER: u32 = 107;
 
 /// Trust in the paths of a plan.
 #[derive(Debug, Clone)]
@@ -75,12 +74,22 @@ impl PathPolicy {
             _ => return Ok(()),
         }
         // The file belongs to the user of KubeVirt's launcher, who opens it if the VM starts on a node with QEMU.
-        let (user, group) = (Uid::from_raw(LAUNCHER), Gid::from_raw(LAUNCHER));
-        host_disk::create_in(&found, IMAGE, bytes, |image| {
-            if let Err(error) = fchown(image, Some(user), Some(group)) {
-                warn!(path = %path.display(), %error, "the new image keeps its owner");
+        let (user, group) = launcher_user::owner();
+        let create = || {
+            host_disk::create_in(&found, IMAGE, bytes, |image| {
+                if let Err(error) = fchown(image, Some(user), Some(group)) {
+                    warn!(path = %path.display(), %error, "the new image keeps its owner");
+                }
+            })
+        };
+        // Where root is squashed, it cannot give the file away. In a directory of root's, the launcher creates none.
+        match launcher_user::as_launcher(create) {
+            None => create(),
+            Some(Err(VolumeFault::Io { source, .. })) if source.kind() == io::ErrorKind::PermissionDenied => {
+                create()
             }
-        })
+            Some(created) => created,
+        }
     }
 
     /// Resolves a hotplugged volume: `path` itself, or `disk.img` in that directory. The lookup is repeated on each
