@@ -120,6 +120,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `shim-cycles` | `shim-killed`, which kills each process once in a chosen state |
 /// | `shim-debian` | `shim-launcher`, with the small guest; `demo` boots the same image |
 /// | `shim-systemd` | `shim-launcher`, without systemd; tests of `husk-cgroup` |
+/// | `shim-nfs` | tests of images that root may not open in `husk-volumes` |
 /// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
 /// | `net-bridge` | `net-masquerade`; tests of `husk-network` in namespaces |
 /// | `net-debian` | `net-masquerade`, with the small guest; `demo` has Debian's network |
@@ -168,6 +169,7 @@ pub const FULL: &[Case] = &[
     shim::pod::TWENTY,
     shim::killed::FEW,
     shim::debian::CASE,
+    shim::nfs::CASE,
     scsi::ON_DEBIAN,
     network::bridge::CASE,
     network::debian::CASE,

@@ -41,6 +41,7 @@ const PACKAGES: &[&str] = &[
     "fdisk",
     "fio",
     "gdisk",
+    "nfs-kernel-server",
     "sg3-utils",
     // network
     "ethtool",

@@ -7,6 +7,7 @@ pub mod hotplug;
 pub mod killed;
 pub mod kubelet;
 pub mod launcher;
+pub mod nfs;
 pub mod pod;
 pub mod refused;
 pub mod systemd;

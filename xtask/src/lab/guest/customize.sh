@@ -64,7 +64,8 @@ printf '[Manager]\nDefaultTimeoutStartSec=120s\nDefaultTimeoutStopSec=10s\n' >"$
 chroot "$root" systemctl -q enable husk-lab.service ssh.service
 chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \
     e2scrub_all.timer e2scrub_reap.service systemd-timesyncd.service getty@tty1.service serial-getty@ttyS0.service \
-    nftables.service systemd-networkd-wait-online.service systemd-hwdb-update.service systemd-binfmt.service getty-static.service
+    nftables.service nfs-server.service rpcbind.service rpcbind.socket systemd-networkd-wait-online.service \
+    systemd-hwdb-update.service systemd-binfmt.service getty-static.service
 
 # What they look for is not here.
 mkdir -p "$root/etc/systemd/system-generators"
