@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use husk_launcher_user::or_as_launcher;
 use rustix::fs::{
     CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fcntl_getfl, fcntl_setfl, fstat, openat, openat2,
 };
@@ -303,10 +304,11 @@ fn is_component(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
 }
 
-/// Opens a path below a directory without following a symbolic link.
+/// Opens a path below a directory without following a symbolic link. On NFS with root_squash root may not look up a
+/// claim's image.
 fn beneath(directory: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    Ok(openat2(directory, path, flags, Mode::empty(), resolve)?)
+    or_as_launcher(|| Ok(openat2(directory, path, flags, Mode::empty(), resolve)?))
 }
 
 /// Opens exactly the file of an O_PATH handle. Checks its type before: to open a device may start it, and the owner of
@@ -316,7 +318,7 @@ fn open_handle(handle: &OwnedFd, kind: FileType, flags: OFlags) -> io::Result<Ow
         return Err(io::Error::other(format!("not a {kind:?}")));
     }
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    let fd = openat(CWD, path, flags, Mode::empty())?;
+    let fd = or_as_launcher(|| Ok(openat(CWD, &path, flags, Mode::empty())?))?;
     // io_uring fails requests with EAGAIN on such a file where they would block.
     fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
     Ok(fd)
@@ -351,10 +353,13 @@ fn is_cgroup_of(cgroup: &str, uid: &str) -> bool {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
+    use husk_launcher_user::without;
     use kube::core::{DynamicObject, ObjectMeta};
+    use rustix::fs::chown;
+    use rustix::thread::CapabilitySet;
 
     const POD: &str = "0f3a-pod";
 
@@ -494,6 +499,30 @@ mod tests {
         crate::vmi::testing::block_device(&device);
         symlink(&device, links.join("pv")).unwrap();
         assert!(matches!(pods.open(&read_only).unwrap(), VolumeData::Open(_)));
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn an_image_that_only_the_launcher_may_open_is_opened() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let claim = home.path().join("claim");
+        let image = claim.join("disk.img");
+        std::fs::create_dir(&claim).unwrap();
+        std::fs::write(&image, "data").unwrap();
+        let (user, group) = husk_launcher_user::owner();
+        for (path, mode) in [(&image, 0o600), (&claim, 0o700)] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+            chown(path, Some(user), Some(group)).unwrap();
+        }
+        // The rights to ignore permissions, which an NFS server with root_squash does not give.
+        let ignoring = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        without(ignoring, || {
+            File::open(&image).unwrap_err();
+            let directory = openat(CWD, &claim, HANDLE | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            let handle = beneath(directory.as_fd(), Path::new("disk.img"), HANDLE).unwrap();
+            open_handle(&handle, FileType::RegularFile, attachment(false).flags()).unwrap();
+        });
     }
 
     #[test]

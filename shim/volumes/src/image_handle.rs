@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use husk_launcher_user::or_as_launcher;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
 use super::file_identity::FileIdentity;
-use super::launcher_user::or_as_launcher;
 
 /// A reference to an open image, which neither opens nor locks it (`O_PATH`). Cloned, it refers to the same image.
 ///

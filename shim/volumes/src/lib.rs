@@ -15,7 +15,6 @@ mod image_handle;
 mod image_lock;
 mod iso;
 mod key_files;
-mod launcher_user;
 mod oci;
 mod open_disk;
 mod overlay;

@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use husk_launcher_user::or_as_launcher;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
 
 use super::image_handle::reopen;
-use super::launcher_user::or_as_launcher;
 
 /// An O_PATH handle: a file that was looked up but not opened.
 #[derive(Debug)]
@@ -124,5 +124,51 @@ pub(super) fn describe(kind: FileType) -> &'static str {
         FileType::CharacterDevice => "a character device",
         FileType::BlockDevice => "a block device",
         FileType::Unknown => "a file of unknown type",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use husk_launcher_user::{owner, without};
+    use rustix::fs::chown;
+    use rustix::thread::CapabilitySet;
+
+    use super::*;
+
+    #[test]
+    #[ignore = "needs root"]
+    fn an_image_that_only_the_launcher_may_open_is_opened() {
+        let home = tempfile::tempdir().unwrap();
+        fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let claim = home.path().join("claim");
+        let image = claim.join("disk.img");
+        fs::create_dir(&claim).unwrap();
+        fs::write(&image, "data").unwrap();
+        let (user, group) = owner();
+        for (path, mode) in [(&image, 0o600), (&claim, 0o700)] {
+            fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+            chown(path, Some(user), Some(group)).unwrap();
+        }
+        // The rights to ignore permissions, which an NFS server with root_squash does not give.
+        let ignoring = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        without(ignoring, || {
+            let denied = File::open(&image).unwrap_err();
+            assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
+
+            let directory = PathHandle::on_host(&claim).unwrap();
+            assert_eq!(directory.names().unwrap(), [Path::new("disk.img")]);
+            let found = directory.child("disk.img".as_ref()).unwrap();
+            let opened = found.open(OFlags::RDWR).unwrap();
+            reopen(&opened, OFlags::WRONLY).unwrap();
+            PathHandle::on_host(&image).unwrap();
+
+            // This thread stays root.
+            let made = File::create(home.path().join("made")).unwrap();
+            assert_eq!(made.metadata().unwrap().uid(), 0);
+            File::open(&image).unwrap_err();
+        });
     }
 }

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use husk_launcher_user::{as_launcher, owner};
 use rustix::fs::{FileType, fchown, fstat};
 use tracing::warn;
 
 use super::error::VolumeFault;
 use super::host_disk;
-use super::launcher_user;
 use super::path_handle::PathHandle;
 
 /// Paths of the hotplug directory inside a pod.
@@ -74,7 +74,7 @@ impl PathPolicy {
             _ => return Ok(()),
         }
         // The file belongs to the user of KubeVirt's launcher, who opens it if the VM starts on a node with QEMU.
-        let (user, group) = launcher_user::owner();
+        let (user, group) = owner();
         let create = || {
             host_disk::create_in(&found, IMAGE, bytes, |image| {
                 if let Err(error) = fchown(image, Some(user), Some(group)) {
@@ -83,7 +83,7 @@ impl PathPolicy {
             })
         };
         // Where root is squashed, it cannot give the file away. In a directory of root's, the launcher creates none.
-        match launcher_user::as_launcher(create) {
+        match as_launcher(create) {
             None => create(),
             Some(Err(VolumeFault::Io { source, .. })) if source.kind() == io::ErrorKind::PermissionDenied => {
                 create()
@@ -208,9 +208,11 @@ fn device(path: &Path, number: u64) -> Result<PathHandle, VolumeFault> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-    use rustix::fs::{CWD, Mode, mkfifoat};
+    use husk_launcher_user::without;
+    use rustix::fs::{CWD, Gid, Mode, Uid, chown, mkfifoat};
+    use rustix::thread::CapabilitySet;
 
     use super::*;
 
@@ -369,5 +371,28 @@ mod tests {
         paths.resolve_hotplugged(&hotplug.join("data.img")).unwrap_err();
         assert_eq!(given().find_hotplugged("data"), None);
         assert_eq!(PathPolicy::Caller.find_hotplugged("data"), None);
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_missing_image_is_created_by_the_launcher_or_by_root() {
+        let home = tempfile::tempdir().unwrap();
+        fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let (user, group) = owner();
+        for (name, of) in [("theirs", user), ("roots", Uid::ROOT)] {
+            let claim = home.path().join(name);
+            fs::create_dir(&claim).unwrap();
+            chown(&claim, Some(of), Some(Gid::from_raw(of.as_raw()))).unwrap();
+            let rights = match of.is_root() {
+                true => CapabilitySet::empty(),
+                false => CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN,
+            };
+            without(rights, || given().create_missing_image(&claim, 1 << 20).unwrap());
+            let made = claim.join("disk.img").metadata().unwrap();
+            assert_eq!(
+                (made.uid(), made.gid(), made.len()),
+                (user.as_raw(), group.as_raw(), 1 << 20)
+            );
+        }
     }
 }
