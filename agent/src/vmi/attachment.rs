@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde_json::Value;
 
 use super::awaited::{AwaitedVolume, VolumeOfPod};
+use super::container::Container;
 use super::object::Vmi;
 
 /// A volume of launcher pods only, in the kubelet's directory of the pod. The kubelet makes it before it waits for
@@ -244,17 +245,32 @@ impl PodsDir {
         let process = format!("/proc/{}", listening_process(&socket).map_err(&without)?);
         // Held, so that all of it is of one process.
         let process = openat(CWD, process, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
-        if !belongs_to(&process, &attachment.pod)? {
-            return Err(io::Error::other("another pod's process listens on hp.sock"));
-        }
+        let container = Container::of(&process, &attachment.pod)?
+            .ok_or_else(|| io::Error::other("another pod's process listens on hp.sock"))?;
         let root = openat(&process, "root", HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+        self.open_image_in(attachment, &root, &container)
+    }
+
+    /// Opens `disk.img` in the volume's directory in `root`, the root directory of a process of the pod's container.
+    fn open_image_in(
+        &self,
+        attachment: &Attachment,
+        root: &OwnedFd,
+        container: &Container,
+    ) -> io::Result<OwnedFd> {
         let volume = Path::new(&attachment.name);
         let volume = beneath(root.as_fd(), volume, HANDLE | OFlags::DIRECTORY).map_err(missing(|| {
             format!("the pod has no directory /{}", attachment.name)
         }))?;
         let status = fstat(&volume)?;
-        if !self.has_volume(&attachment.pod, (status.st_dev, status.st_ino))? {
-            return Err(io::Error::other("the directory is not one of the pod's volumes"));
+        let directory = (status.st_dev, status.st_ino);
+        if !self.has_volume(&attachment.pod, directory)?
+            && container.source(&self.root, &attachment.name) != Some(directory)
+        {
+            return Err(io::Error::other(
+                "the directory is not one of the pod's volumes: it is neither in the kubelet's directory of the pod, \
+                 nor does containerd mount it in the container, as it does with a hostPath volume",
+            ));
         }
         let image = beneath(volume.as_fd(), Path::new("disk.img"), HANDLE)
             .map_err(missing(|| "no disk.img in the volume".to_owned()))?;
@@ -332,21 +348,6 @@ fn listening_process(socket: &OwnedFd) -> io::Result<i32> {
     connect(&client, &SocketAddrUnix::new(path)?)?;
     let credentials = sockopt::socket_peercred(&client)?;
     Ok(credentials.pid.as_raw_nonzero().get())
-}
-
-/// True if a process is in the cgroup of the pod `uid`.
-fn belongs_to(process: &OwnedFd, uid: &str) -> io::Result<bool> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = openat(process, "cgroup", flags, Mode::empty())?;
-    let cgroup = io::read_to_string(std::fs::File::from(file))?;
-    Ok(is_cgroup_of(&cgroup, uid))
-}
-
-fn is_cgroup_of(cgroup: &str, uid: &str) -> bool {
-    // The kubelet's driver for systemd writes a UID with underscores.
-    [uid.to_owned(), uid.replace('-', "_")]
-        .iter()
-        .any(|uid| cgroup.contains(&format!("pod{uid}")))
 }
 
 #[cfg(test)]
@@ -526,21 +527,30 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_a_host_path_volume_is_opened() {
+        let (folder, _, shared) = kubelet();
+        let node = folder.path().join("node");
+        let bundle = node.join("run/containerd/io.containerd.runtime.v2.task/k8s.io/0123");
+        std::fs::create_dir_all(node.join("data")).unwrap();
+        std::fs::create_dir_all(&bundle).unwrap();
+        File::create(node.join("data/disk.img")).unwrap();
+        let pods = PodsDir::at(folder.path().to_owned(), shared, node.clone());
+        let container = Container::of_cgroup(&format!("0::/pod{POD}/0123\n"), POD).unwrap();
+        let root = openat(CWD, &node, HANDLE, Mode::empty()).unwrap();
+        let open = || pods.open_image_in(&attachment(false), &root, &container);
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("hostPath"), "{error}");
+        let mount = r#"{"mounts": [{"destination": "/data", "type": "bind", "source": "/data"}]}"#;
+        std::fs::write(bundle.join("config.json"), mount).unwrap();
+        open().unwrap();
+    }
+
+    #[test]
     fn a_socket_of_another_process_is_refused() {
         let (_folder, pods, shared) = kubelet();
         let _listener = UnixListener::bind(shared.join(SOCKET)).unwrap();
         let error = pods.open(&attachment(false)).unwrap_err();
         assert!(error.contains("another pod's process"), "{error}");
-    }
-
-    #[test]
-    fn a_pod_is_known_by_its_cgroup() {
-        let cgroupfs = "0::/kubepods/burstable/pod12ab-34/0123\n";
-        let systemd = "0::/kubepods.slice/kubepods-pod12ab_34.slice/cri-containerd-0123.scope\n";
-        for cgroup in [cgroupfs, systemd] {
-            assert!(is_cgroup_of(cgroup, "12ab-34"));
-            assert!(!is_cgroup_of(cgroup, "12ab-35"));
-        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod actor;
 mod attachment;
 mod awaited;
+mod container;
 mod finder;
 mod foreign;
 mod guest_panics;
