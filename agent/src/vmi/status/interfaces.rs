@@ -46,16 +46,10 @@ pub fn merged<'a>(
             entries.push(json!({}));
             entries.len() - 1
         });
-        let reported = guest
-            .iter()
-            .find(|reported| reported.mac.eq_ignore_ascii_case(&interface.mac));
+        let has_its_mac = |reported: &&&GuestInterface| reported.mac.eq_ignore_ascii_case(&interface.mac);
+        let reported: Vec<_> = guest.iter().filter(has_its_mac).copied().collect();
         if let Some(entry) = entries[index].as_object_mut() {
-            write(
-                entry,
-                interface,
-                reported.copied(),
-                is_masquerade(spec, &interface.name),
-            );
+            write(entry, interface, &reported, is_masquerade(spec, &interface.name));
         }
     }
     let networks: Vec<_> = spec["networks"].as_array().into_iter().flatten().collect();
@@ -119,10 +113,12 @@ fn foreign_sources(entry: &Map<String, Value>) -> Vec<String> {
     foreign.map(str::to_owned).collect()
 }
 
+/// Writes the entry of an interface of the VM. `reported` are the guest's interfaces with its MAC address: a bridge or
+/// bond has that of its first port, and the addresses. KubeVirt takes the name of the last one.
 fn write(
     entry: &mut Map<String, Value>,
     interface: &Interface,
-    reported: Option<&GuestInterface>,
+    reported: &[&GuestInterface],
     masquerade: bool,
 ) {
     let mut set = |key: &str, value: Value| drop(entry.insert(key.to_owned(), value));
@@ -130,23 +126,25 @@ fn write(
     set("mac", json!(interface.mac));
     set("queueCount", json!(interface.queues.max(1)));
     set("linkState", json!(if interface.link_up { "up" } else { "down" }));
-    let addresses = match reported {
-        Some(reported) => merged_addresses(&interface.addresses, &addresses(reported, masquerade)),
-        None => interface.addresses.clone(),
+    let of_guest = reported.iter().map(|reported| addresses(reported, masquerade));
+    let of_guest: Vec<_> = of_guest.collect();
+    let addresses = match of_guest.is_empty() {
+        true => interface.addresses.clone(),
+        false => merged_addresses(&interface.addresses, &of_guest),
     };
     if let Some(first) = addresses.first() {
         set("ipAddress", json!(first));
         set("ipAddresses", json!(addresses));
-    } else if reported.is_some() {
+    } else if !reported.is_empty() {
         entry.remove("ipAddress");
         entry.remove("ipAddresses");
     }
-    match reported {
+    match reported.last() {
         Some(reported) => _ = entry.insert("interfaceName".to_owned(), json!(reported.name)),
         None => _ = entry.remove("interfaceName"),
     }
     let mut sources = vec![DOMAIN.to_owned()];
-    sources.extend(reported.map(|_| GUEST_AGENT.to_owned()));
+    sources.extend(reported.first().map(|_| GUEST_AGENT.to_owned()));
     sources.extend(foreign_sources(entry));
     let sources = sources.join(", ");
     entry.insert("infoSource".to_owned(), json!(sources));
@@ -184,13 +182,18 @@ fn addresses(reported: &GuestInterface, masquerade: bool) -> Vec<IpAddr> {
         .collect()
 }
 
-/// The pod's addresses, as long as the guest has one of the same family; else the guest's. IPv4 comes first.
-fn merged_addresses(pod: &[String], guest: &[IpAddr]) -> Vec<String> {
+/// The pod's addresses, as long as an interface of the guest has one of the same family; else those of the first that
+/// has one. IPv4 comes first.
+fn merged_addresses(pod: &[String], guest: &[Vec<IpAddr>]) -> Vec<String> {
     let mut merged = Vec::new();
     for is_v4 in [true, false] {
         let of_family = |address: &IpAddr| address.is_ipv4() == is_v4;
-        let reported = guest.iter().copied().filter(of_family);
-        let reported: Vec<String> = reported.map(|address| address.to_string()).collect();
+        let mut reported = guest.iter().map(|addresses| {
+            let reported = addresses.iter().copied().filter(of_family);
+            reported.map(|address| address.to_string()).collect::<Vec<_>>()
+        });
+        let reported = reported.find(|reported| !reported.is_empty());
+        let reported = reported.unwrap_or_default();
         let known = pod
             .iter()
             .filter(|address| address.parse().is_ok_and(|address| of_family(&address)));

@@ -467,6 +467,16 @@ fn the_guests_addresses_complete_those_of_the_pod() {
         &[("eth0", mac, &["10.0.2.2/24", "fe80::1/64"])],
     );
     assert_eq!(inside[0]["ipAddresses"], json!(["10.0.0.5"]));
+    // A port of a bridge or bond has no address, and its MAC address is also that of the bridge or bond.
+    for (binding, told) in [("bridge", "10.0.0.5/24"), ("masquerade", "10.0.2.2/24")] {
+        let ports = [("eth0", mac, &[][..]), ("br0", mac, &[told][..])];
+        let bridged = with_guest(binding, &["10.0.0.5"], &ports);
+        assert_eq!(bridged.len(), 1, "{bridged:?}");
+        assert_eq!(bridged[0]["ipAddresses"], json!(["10.0.0.5"]), "{binding}");
+        assert_eq!(bridged[0]["interfaceName"], "br0");
+    }
+    let vlan = [("eth0", mac, &["10.0.0.6/24"][..]), ("eth0.5", mac, &[][..])];
+    assert_eq!(with_guest("bridge", &[], &vlan)[0]["ipAddress"], "10.0.0.6");
     let silent = with_guest("bridge", &["10.0.0.5"], &[]);
     assert_eq!(silent[0]["infoSource"], "domain, multus-status");
     let tunnel = with_guest("bridge", &[], &[("tun0", "", &[])]);
