@@ -246,6 +246,9 @@ fn hotpluggable_volume_goes_through_its_phases() {
             "UnMountedFromPod",
         ),
         ("Detaching", false, &detached, &none, "Detaching"),
+        ("Detaching", false, &attached, &none, "Ready"),
+        ("Detaching", true, &attached, &none, "Ready"),
+        ("UnMountedFromPod", true, &attached, &none, "Ready"),
         // The disc of a drive.
         ("AttachedToNode", true, &empty_drive, &none, "AttachedToNode"),
         ("Ready", false, &empty_drive, &none, "UnMountedFromPod"),

@@ -58,8 +58,10 @@ fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, releas
     // The agent never writes MountedToPod. It mounts nothing, and virt-controller leaves a volume in that phase out of the
     // next attachment pod.
     let next = match present {
-        "" | "Pending" | "Bound" | "AttachedToNode" | "MountedToPod" if attached => "Ready",
-        "Ready" | "MountedToPod" | "AttachedToNode" if !wanted && !attached && released => "UnMountedFromPod",
+        "Ready" if attached => return,
+        // Also Detaching: the attachment pod must stay while the VM has the volume.
+        _ if attached => "Ready",
+        "Ready" | "MountedToPod" | "AttachedToNode" if !wanted && released => "UnMountedFromPod",
         _ => return,
     };
     let (reason, message) = match next {
