@@ -139,7 +139,7 @@ fn write(
         entry.remove("ipAddress");
         entry.remove("ipAddresses");
     }
-    match reported.last() {
+    match reported.last().filter(|reported| !reported.name.is_empty()) {
         Some(reported) => _ = entry.insert("interfaceName".to_owned(), json!(reported.name)),
         None => _ = entry.remove("interfaceName"),
     }

@@ -480,6 +480,8 @@ fn the_guests_addresses_complete_those_of_the_pod() {
     }
     let vlan = [("eth0", mac, &["10.0.0.6/24"][..]), ("eth0.5", mac, &[][..])];
     assert_eq!(with_guest("bridge", &[], &vlan)[0]["ipAddress"], "10.0.0.6");
+    let nameless = with_guest("bridge", &["10.0.0.5"], &[("", mac, &["10.0.0.5/24"])]);
+    assert!(nameless[0].get("interfaceName").is_none(), "{nameless:?}");
     let silent = with_guest("bridge", &["10.0.0.5"], &[]);
     assert_eq!(silent[0]["infoSource"], "domain, multus-status");
     let tunnel = with_guest("bridge", &[], &[("tun0", "", &[])]);
