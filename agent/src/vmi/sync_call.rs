@@ -11,7 +11,7 @@ use husk_proto::shim::v1::pod_client::PodClient;
 use husk_proto::shim::v1::{RestartRequired, SyncVmiRequest, SyncVmiResponse};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -19,12 +19,15 @@ use super::attachment::{Attachment, PodsDir, VolumeData};
 use super::awaited::{AwaitedVolume, VolumeOfPod};
 use super::object::Vmi;
 use super::pod::Pod;
+use crate::service::Places;
 
 /// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
 /// has more.
 const MAX_VOLUMES: usize = 32;
 /// Maximum time to open the data of all volumes. It may be on a network file system that does not answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of a VMI's volumes that are being opened. Each that hangs holds a thread.
+const MAX_OPENING: usize = 8;
 
 /// The field of the grace period. Each shutdown says it, so that a change of it waits for no restart.
 const GRACE_PERIOD: &str = "spec.terminationGracePeriodSeconds";
@@ -40,8 +43,52 @@ pub struct SyncCall {
     attachments: Vec<Attachment>,
     /// The object as the watch has it.
     latest: watch::Receiver<Option<Arc<Vmi>>>,
-    /// One attempt of a VMI to open volumes is under way at a time.
-    opening: Arc<Semaphore>,
+    opening: Opening,
+}
+
+/// The attempts of a VMI to open data, which may hang: one for each volume. Another one would hang too.
+#[derive(Debug, Clone)]
+pub struct Opening {
+    volumes: Places<VolumeOfPod>,
+    threads: Arc<Semaphore>,
+}
+
+impl Default for Opening {
+    fn default() -> Opening {
+        Opening {
+            volumes: Places::new(1),
+            threads: Arc::new(Semaphore::new(MAX_OPENING)),
+        }
+    }
+}
+
+impl Opening {
+    /// Opens the data of a volume in a thread of its own, which may outlast `deadline`.
+    async fn attempt(
+        &self,
+        volume: VolumeOfPod,
+        deadline: Instant,
+        open: impl FnOnce() -> Result<VolumeData, String> + Send + 'static,
+    ) -> Result<VolumeData, String> {
+        let late = format!(
+            "volume {:?}: attachment pod {}: its data takes too long to open",
+            volume.0, volume.1
+        );
+        let Some(place) = self.volumes.take(volume) else {
+            return Err(late);
+        };
+        let Ok(permit) = Arc::clone(&self.threads).try_acquire_owned() else {
+            return Err(late);
+        };
+        let opened = spawn_blocking(move || {
+            let _held = (place, permit);
+            open()
+        });
+        match timeout_at(deadline, opened).await {
+            Ok(opened) => opened.unwrap_or_else(|error| Err(error.to_string())),
+            Err(_) => Err(late),
+        }
+    }
 }
 
 /// The result of a call that was made, or that waits for a volume.
@@ -63,7 +110,7 @@ pub struct Synced {
 struct Opened {
     data: Vec<(Attachment, OwnedFd)>,
     awaited: Vec<AwaitedVolume>,
-    /// Volumes beyond the limit.
+    /// Volumes beyond the limits of number and time.
     unseen: Vec<VolumeOfPod>,
     /// The first error.
     error: Option<String>,
@@ -77,7 +124,7 @@ impl SyncCall {
         starts: bool,
         attachments: Vec<Attachment>,
         latest: watch::Receiver<Option<Arc<Vmi>>>,
-        opening: Arc<Semaphore>,
+        opening: Opening,
     ) -> SyncCall {
         SyncCall {
             client: pod.client(),
@@ -94,12 +141,17 @@ impl SyncCall {
     pub async fn run(mut self, pods: PodsDir) -> Result<Synced, Status> {
         let attachments = std::mem::take(&mut self.attachments);
         let wanted = attachments.len();
+        let limit = match self.starts {
+            true => usize::MAX,
+            false => MAX_VOLUMES,
+        };
+        let deadline = Instant::now() + OPEN_TIMEOUT;
         let Opened {
             data: mut opened,
             awaited,
             unseen,
             error,
-        } = self.open(pods, attachments).await?;
+        } = open(&pods, attachments, limit, &self.opening, deadline).await;
         if self.starts && opened.len() < wanted {
             return Ok(Synced {
                 answer: SyncVmiResponse::default(),
@@ -149,29 +201,6 @@ impl SyncCall {
             unseen,
         })
     }
-
-    /// Opens the volumes whose data is there.
-    async fn open(&self, pods: PodsDir, attachments: Vec<Attachment>) -> Result<Opened, Status> {
-        if attachments.is_empty() {
-            return Ok(Opened::default());
-        }
-        let late = || Status::deadline_exceeded("the data of a hotpluggable volume takes too long to open");
-        let permit = Arc::clone(&self.opening)
-            .try_acquire_owned()
-            .map_err(|_| late())?;
-        let limit = match self.starts {
-            true => usize::MAX,
-            false => MAX_VOLUMES,
-        };
-        let opened = spawn_blocking(move || {
-            let _permit = permit;
-            open(&pods, &attachments, limit)
-        });
-        timeout(OPEN_TIMEOUT, opened)
-            .await
-            .map_err(|_| late())?
-            .map_err(|error| Status::internal(error.to_string()))
-    }
 }
 
 /// Closes the data of volumes that the VMI does not have any more, or has from another attachment pod.
@@ -194,16 +223,28 @@ fn waits_for_restart(answer: &SyncVmiResponse) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Opens at most `limit` volumes; see [`SyncCall::open`].
-fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
+/// Opens at most `limit` volumes whose data is there. One that hangs fails; those after it have another call.
+async fn open(
+    pods: &PodsDir,
+    attachments: Vec<Attachment>,
+    limit: usize,
+    opening: &Opening,
+    deadline: Instant,
+) -> Opened {
     let mut opened = Opened::default();
     for attachment in attachments {
-        if opened.data.len() == limit {
+        let is_late = Instant::now() >= deadline;
+        if is_late || opened.data.len() == limit {
             opened.unseen.push(attachment.names());
+            let late =
+                is_late.then(|| "the data of the hotpluggable volumes takes too long to open".to_owned());
+            opened.error = opened.error.or(late);
             continue;
         }
-        match pods.open(attachment) {
-            Ok(VolumeData::Open(fd)) => opened.data.push((attachment.clone(), fd)),
+        let (pods, wanted) = (pods.clone(), attachment.clone());
+        let attempt = opening.attempt(attachment.names(), deadline, move || pods.open(&wanted));
+        match attempt.await {
+            Ok(VolumeData::Open(fd)) => opened.data.push((attachment, fd)),
             Ok(VolumeData::Missing(missing)) => opened.awaited.push(attachment.awaited(missing)),
             Ok(VolumeData::NoPod) => {}
             Err(error) => opened.error = opened.error.or(Some(error)),
@@ -214,7 +255,17 @@ fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
 
 #[cfg(test)]
 mod tests {
+    use husk_agent_testing::shim::Shim;
+    use husk_proto::shim::v1::Phase;
+
     use super::*;
+    use crate::vmi::RuntimeDir;
+
+    /// The directories of a kubelet without pods.
+    fn nowhere() -> PodsDir {
+        let none = PathBuf::from("/nonexistent");
+        PodsDir::at(none.clone(), none, "/".into())
+    }
 
     /// A VMI with the hotpluggable volume `data`, of the attachment pod `hp-1`.
     fn hotplugged() -> serde_json::Value {
@@ -246,20 +297,82 @@ mod tests {
         assert_eq!(both.as_deref(), Some("spec.hostname: restart"));
     }
 
-    #[test]
-    fn volumes_beyond_the_limit_are_left_and_named() {
+    #[tokio::test]
+    async fn volumes_beyond_the_limit_are_left_and_named() {
         let vmi = Vmi(serde_json::from_value(hotplugged()).unwrap());
-        let attachments = Attachment::outstanding(&vmi, &[]);
-        let nowhere = tempfile::tempdir().unwrap();
-        let nowhere = nowhere.path().to_owned();
-        let pods = PodsDir::at(nowhere.clone(), nowhere, "/".into());
-        let beyond = open(&pods, &attachments, 0);
+        let pods = nowhere();
+        let opened = async |limit, time| {
+            let attachments = Attachment::outstanding(&vmi, &[]);
+            let deadline = Instant::now() + time;
+            open(&pods, attachments, limit, &Opening::default(), deadline).await
+        };
+        let late = opened(1, Duration::ZERO).await;
+        assert!(late.unseen.len() == 1 && late.error.is_some(), "{late:?}");
+        let beyond = opened(0, OPEN_TIMEOUT).await;
         assert_eq!(beyond.unseen, [("data".to_owned(), "hp-1".to_owned())]);
         assert!(beyond.awaited.is_empty());
-        let within = open(&pods, &attachments, 1);
+        let within = opened(1, OPEN_TIMEOUT).await;
         assert!(within.unseen.is_empty());
         assert_eq!(within.awaited.len(), 1);
     }
+
+    #[tokio::test]
+    async fn data_that_hangs_is_tried_once_at_a_time() {
+        let opening = Opening::default();
+        let (release, hold) = std::sync::mpsc::channel::<()>();
+        let volume = |name: &str| (name.to_owned(), "hp-1".to_owned());
+        let soon = || Instant::now() + Duration::from_millis(50);
+        let hangs = move || {
+            let _ = hold.recv();
+            Ok(VolumeData::NoPod)
+        };
+        let error = opening.attempt(volume("data"), soon(), hangs).await.unwrap_err();
+        assert!(
+            error.contains("\"data\"") && error.contains("too long"),
+            "{error}"
+        );
+        let again = opening.attempt(volume("data"), soon(), || panic!("opened again"));
+        assert_eq!(again.await.unwrap_err(), error);
+        let other = opening.attempt(volume("other"), Instant::now() + OPEN_TIMEOUT, || {
+            Ok(VolumeData::NoPod)
+        });
+        other.await.unwrap();
+        drop(release);
+        while opening.threads.available_permits() < MAX_OPENING {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let later = opening.attempt(volume("data"), Instant::now() + OPEN_TIMEOUT, || {
+            Ok(VolumeData::NoPod)
+        });
+        later.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_hangs_holds_up_no_other_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let shim = Shim::start(dir.path(), "vm-pod");
+        let pod = Pod::find(&RuntimeDir::at(dir.path().to_owned()), "vm-pod").unwrap();
+        let vmi = Vmi(serde_json::from_value(hotplugged()).unwrap());
+        let opening = Opening::default();
+        let _hangs = opening
+            .volumes
+            .take(("data".to_owned(), "hp-1".to_owned()))
+            .unwrap();
+        let call = async |starts| {
+            let attachments = Attachment::outstanding(&vmi, &[]);
+            let (_, latest) = watch::channel(None);
+            let call = SyncCall::new(&pod, vmi.manifest(), starts, attachments, latest, opening.clone());
+            call.run(nowhere()).await.unwrap()
+        };
+        let first = call(true).await;
+        assert!(first.waits && first.error.is_some(), "{first:?}");
+        assert!(shim.calls().is_empty());
+        shim.change(|status| status.set_phase(Phase::Running));
+        let running = call(false).await;
+        assert!(running.error.unwrap().contains("\"data\""));
+        assert_eq!(shim.calls(), ["sync"]);
+    }
+
     #[test]
     fn volume_that_was_removed_meanwhile_is_not_plugged() {
         let of = |vmi: serde_json::Value| Vmi(serde_json::from_value(vmi).unwrap());

@@ -14,7 +14,7 @@ use kube::api::PostParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client};
 use serde_json::Value;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
@@ -26,7 +26,7 @@ use super::guest_panics::GuestPanics;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
 use super::status::{self, Observed};
-use super::sync_call::{SyncCall, Synced};
+use super::sync_call::{Opening, SyncCall, Synced};
 use crate::event::{EventSender, Kind};
 
 /// Interval at which the agent looks again for what it cannot watch: a pod's directory, a volume that is not there yet.
@@ -92,8 +92,7 @@ pub struct VmiActor {
     /// Hotplugged volumes in the last status.
     plugged: Vec<String>,
     awaited: AwaitedVolumes,
-    /// Held while the data of volumes is opened.
-    opening: Arc<Semaphore>,
+    opening: Opening,
     /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
@@ -141,7 +140,7 @@ impl VmiActor {
             panics: None,
             plugged: Vec::new(),
             awaited: AwaitedVolumes::default(),
-            opening: Arc::new(Semaphore::new(1)),
+            opening: Opening::default(),
             without_pod: None,
             foreign,
             guest_panics,
@@ -366,7 +365,7 @@ impl VmiActor {
             _ => Vec::new(),
         };
         let attachments = Attachment::outstanding(vmi, &attached);
-        let opening = Arc::clone(&self.opening);
+        let opening = self.opening.clone();
         let latest = self.latest.subscribe();
         let call = SyncCall::new(pod, vmi.manifest(), starts, attachments, latest, opening);
         let call = tokio::spawn(call.run(self.pods.clone()));
