@@ -19,8 +19,10 @@ use super::{CALL_TIMEOUT, Context, Error, NO_ANSWER, Target};
 
 /// The subprotocol that virt-api asks for.
 const PROTOCOL: &str = "plain.kubevirt.io";
-/// Largest message of a client, in bytes; the shim takes no larger input at once.
-const MAX_MESSAGE: usize = 64 << 10;
+/// Largest message of a client, in bytes. KubeVirt has no limit.
+const MAX_MESSAGE: usize = 2 << 20;
+/// Largest input that the shim gets at once, in bytes.
+const MAX_INPUT: usize = 64 << 10;
 /// Buffer of a websocket in each direction, in bytes.
 const BUFFER: usize = 16 << 10;
 /// Messages between the websocket and the shim.
@@ -69,13 +71,16 @@ pub async fn console(
 async fn to_guest(mut stream: SplitStream<WebSocket>, input: mpsc::Sender<ConsoleInput>) {
     while let Some(Ok(message)) = stream.next().await {
         let data = match message {
-            Message::Binary(data) => data.to_vec(),
+            Message::Binary(data) => data,
             Message::Close(_) => return,
             Message::Text(_) | Message::Ping(_) | Message::Pong(_) => continue,
         };
-        if input.send(ConsoleInput { data }).await.is_err() {
-            // The shim has ended the session, and says why to the other direction.
-            std::future::pending::<()>().await;
+        for chunk in data.chunks(MAX_INPUT) {
+            let data = chunk.to_vec();
+            if input.send(ConsoleInput { data }).await.is_err() {
+                // The shim has ended the session, and says why to the other direction.
+                std::future::pending::<()>().await;
+            }
         }
     }
 }

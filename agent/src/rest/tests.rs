@@ -287,10 +287,26 @@ async fn console_that_nobody_reads_ends_when_another_begins() {
 }
 
 #[tokio::test]
+async fn long_input_reaches_the_shim_in_parts() {
+    let agent = Agent::start().await;
+    let mut socket = agent.console().await;
+    let text: Vec<u8> = (0..150_000_u32).map(|index| (index % 251) as u8).collect();
+    socket.send(Message::binary(text.clone())).await.unwrap();
+    let mut echoed = Vec::new();
+    while echoed.len() < text.len() {
+        match timeout(Duration::from_secs(10), socket.next()).await.unwrap() {
+            Some(Ok(Message::Binary(part))) if part.len() <= 64 << 10 => echoed.extend(part),
+            other => panic!("after {} bytes: {other:?}", echoed.len()),
+        }
+    }
+    assert!(echoed == text);
+}
+
+#[tokio::test]
 async fn frame_beyond_the_limit_is_refused_by_its_header() {
     let agent = Agent::start().await;
     let mut socket = agent.console().await;
-    let header = [&[0x82, 0xff], &(1_u64 << 20).to_be_bytes()[..], &[0; 4]].concat();
+    let header = [&[0x82, 0xff], &(4_u64 << 20).to_be_bytes()[..], &[0; 4]].concat();
     socket.get_mut().write_all(&header).await.unwrap();
     let ended = timeout(Duration::from_secs(5), socket.next()).await.unwrap();
     assert!(!matches!(ended, Some(Ok(_))), "{ended:?}");
