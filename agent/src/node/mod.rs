@@ -62,6 +62,8 @@ pub enum Unschedulable {
     Leaving(ShimRemoval),
     /// The node has no shim.
     NoShim,
+    /// The labels by which the scheduler finds the node were not written.
+    Labels(String),
 }
 
 impl std::fmt::Display for Unschedulable {
@@ -98,6 +100,7 @@ impl std::fmt::Display for Unschedulable {
             Unschedulable::NoShim => f.write_str(
                 "the node has no shim of Husk's: delete the pod of husk-agent on it, and the next one installs the shim",
             ),
+            Unschedulable::Labels(error) => write!(f, "the labels of the node cannot be written: {error}"),
         }
     }
 }
@@ -224,9 +227,12 @@ impl NodeActor {
     async fn update(&mut self) -> Result<bool, kube::Error> {
         let node = within(self.nodes.get(&self.name)).await?;
         let reason = self.unschedulable(&node).await;
+        // The labels come first, so that a launcher pod finds the node as soon as it is schedulable. Without the
+        // heartbeat, KubeVirt takes the node for dead.
+        let labelled = self.label(node.metadata).await;
+        let unlabelled = labelled.as_ref().err();
+        let reason = reason.or_else(|| unlabelled.map(|error| Unschedulable::Labels(error.to_string())));
         let schedulable = reason.is_none();
-        // The labels come first, so that a launcher pod finds the node as soon as it is schedulable.
-        self.label(node.metadata).await?;
         self.beat(schedulable).await?;
         let removal_state = match &reason {
             Some(Unschedulable::Leaving(removal_state)) => Some(removal_state.clone()),
@@ -238,7 +244,7 @@ impl NodeActor {
             Some(_) => {}
             None => (self.failure, self.failures, self.retry_at) = (None, 0, None),
         }
-        Ok(schedulable)
+        labelled.map(|()| schedulable)
     }
 
     /// Removes the shim in a task of its own, once no VMI can be scheduled here.
@@ -423,4 +429,96 @@ fn jitter(most: Duration) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(());
     most.mul_f64(random as f64 / u64::MAX as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An API server whose admission refuses labels of machine types. Returns its client, and what it has got.
+    fn refusing_labels() -> (Client, Arc<Mutex<Vec<Value>>>) {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&got);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect().await.unwrap().to_bytes();
+                let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let is_refused = sent["metadata"]["labels"]["machine-type.node.kubevirt.io/q35"].is_string();
+                if head.method != Method::GET && !is_refused {
+                    seen.lock().unwrap().push(sent.clone());
+                }
+                let (code, answer) = match head.method {
+                    _ if is_refused => {
+                        let status =
+                            json!({"kind": "Status", "status": "Failure", "message": "refused", "code": 422});
+                        (StatusCode::UNPROCESSABLE_ENTITY, status)
+                    }
+                    Method::POST => (StatusCode::CREATED, sent),
+                    _ if head.uri.path().ends_with("/kubevirts") => {
+                        let status = json!({"observedKubeVirtVersion": "v1.9.0"});
+                        let kubevirt = json!({
+                            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+                            "metadata": {"name": "kubevirt"}, "status": status,
+                        });
+                        let list = json!({
+                            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirtList", "metadata": {},
+                            "items": [kubevirt],
+                        });
+                        (StatusCode::OK, list)
+                    }
+                    _ => (StatusCode::OK, json!({"metadata": {"name": "node1"}})),
+                };
+                let mut response = Response::new(Full::new(bytes::Bytes::from(answer.to_string())));
+                *response.status_mut() = code;
+                Ok::<_, Infallible>(response)
+            }
+        });
+        (Client::new(service, "default"), got)
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_labels_are_refused_has_a_heartbeat() {
+        let (client, got) = refusing_labels();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(".installation"), "").unwrap();
+        let events = EventSender::new(client.clone(), "node1".to_owned());
+        let users = ShimUsers {
+            vmis: watch::channel(None).1,
+            launchers: LauncherPods::at(dir.path().into(), dir.path().into()),
+        };
+        let shim = NodeShim::new("husk".into(), "/".into(), dir.path().into());
+        let foreign = watch::channel(BTreeSet::new()).1;
+        let mut actor = NodeActor::new(
+            "node1".to_owned(),
+            client,
+            events,
+            Vec::new(),
+            foreign,
+            users,
+            shim,
+        );
+        for _ in 0..2 {
+            assert!(actor.update().await.unwrap_err().to_string().contains("refused"));
+        }
+        let got = got.lock().unwrap();
+        let beats = got.iter().filter(|sent| {
+            let metadata = &sent["metadata"];
+            metadata["annotations"]["kubevirt.io/heartbeat"].is_string()
+                && metadata["labels"]["kubevirt.io/schedulable"] == "false"
+        });
+        assert_eq!(beats.count(), 2, "{got:?}");
+        let told = got.iter().filter(|sent| sent["reason"] == "Unschedulable");
+        let told: Vec<_> = told.map(|event| event["message"].to_string()).collect();
+        assert!(told.len() == 1 && told[0].contains("labels"), "{told:?}");
+    }
 }
