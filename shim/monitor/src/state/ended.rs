@@ -31,12 +31,13 @@ impl RuntimeDir {
         let directory = self.ended_path();
         private_dirs(&directory)?;
         self.drop_old_records();
-        // Only what a VMI's status has. Disks and interfaces are gone.
+        // Only what the agent tells of the end. Disks and interfaces are gone.
         let last = Status {
             phase: status.phase,
             reason: status.reason.clone(),
             message: status.message.clone(),
             timeline: status.timeline,
+            panics: status.panics,
             ..Status::default()
         };
         let (aside, path) = (directory.join(format!(".{pod_uid}")), directory.join(pod_uid));
@@ -94,6 +95,7 @@ mod tests {
         let mut status = Status {
             phase: Phase::Succeeded.into(),
             reason: "Poweroff".to_owned(),
+            panics: 1,
             disks: vec![husk_proto::shim::v1::Disk::default()],
             ..Status::default()
         };
