@@ -62,24 +62,36 @@ fn recorded(name: &str, value: String) -> Option<String> {
 /// Writes the unit file unless it is as it should be. A file that a person or a package wrote stays.
 pub(crate) fn install(systemd: Systemd) -> Result<(), Failure> {
     let directory = directory(systemd)?;
-    let path = directory.join(NAME);
     let target = match systemd.is_user() {
         true => "default.target",
         false => "multi-user.target",
     };
     let text = text(target, &program()?, &environment().collect::<Vec<_>>());
+    match write(&directory, &text)? {
+        true => systemd.reload(),
+        false => Ok(()),
+    }
+}
+
+/// Writes the file to a directory unless it is as it should be, or not Husk's. True if it has changed.
+fn write(directory: &Path, text: &str) -> Result<bool, Failure> {
+    let path = directory.join(NAME);
     match fs::read_to_string(&path) {
-        Ok(old) if old == text || !old.starts_with(MARK) => return Ok(()),
+        Ok(old) if old == text || !old.starts_with(MARK) => return Ok(false),
         _ => {}
     }
     let failed = |path: &Path| Failure::at(format!("write {}", path.display()));
-    fs::create_dir_all(&directory).map_err(failed(&directory))?;
-    let new = directory.join(format!(".{NAME}.new"));
-    fs::write(&new, text)
+    fs::create_dir_all(directory).map_err(failed(directory))?;
+    // Another command may write the file at the same time.
+    let new = directory.join(format!(".{NAME}.{}.new", uuid::Uuid::new_v4()));
+    let written = fs::write(&new, text)
         .and_then(|()| fs::File::open(&new)?.sync_all())
-        .and_then(|()| fs::rename(&new, &path))
-        .map_err(failed(&path))?;
-    systemd.reload()
+        .and_then(|()| fs::rename(&new, &path));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&new);
+        failed(&path)(error)
+    })?;
+    Ok(true)
 }
 
 /// Removes the unit file, if `husk` wrote it.
@@ -223,6 +235,26 @@ mod tests {
         assert_eq!(value("http://proxy:3128"), Some("http://proxy:3128".into()));
         assert_eq!(value("http://user:secret@proxy:3128"), None);
         assert_eq!(value(""), None);
+    }
+
+    #[test]
+    fn commands_write_the_file_at_the_same_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let folder = folder.path();
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        write(folder, &format!("{MARK}\n# {writer} {round}\n")).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(fs::read_to_string(&path).unwrap().starts_with(MARK));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        fs::write(&path, "of a person").unwrap();
+        assert!(!write(folder.path(), MARK).unwrap());
     }
 
     #[test]
