@@ -62,12 +62,11 @@ pub(crate) fn set_runs(vm: &mut Value, runs: bool) {
 /// Applies instance type and preference of a VM, and checks the result.
 ///
 /// # Errors
-/// A line for each wrong field.
-pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, Vec<String>> {
-    let lines = |errors: Vec<FieldError>| -> Vec<String> { errors.iter().map(ToString::to_string).collect() };
+/// See [`expand`] and [`validate`]; or it has fields that only a cluster can provide.
+pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, Vec<FieldError>> {
     let expanded = match &object.kind {
         ObjectKind::VirtualMachine(vm) => {
-            let expansion = expand(vm, known).map_err(lines)?;
+            let expansion = expand(vm, known)?;
             ExpandedVm {
                 vmi: expansion.vmi,
                 manifest: expansion.manifest,
@@ -79,14 +78,26 @@ pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, 
             manifest: object.value.clone(),
             data_volumes: Vec::new(),
         },
-        _ => return Err(vec!["it is no VM".to_owned()]),
+        _ => {
+            return Err(vec![FieldError {
+                reason: CauseReason::FieldValueInvalid,
+                field: "kind".to_owned(),
+                message: "it is no VM".to_owned(),
+            }]);
+        }
     };
-    validate(&expanded.vmi).map_err(lines)?;
+    validate(&expanded.vmi)?;
     let missing = missing(&expanded.vmi);
     match missing.is_empty() {
         true => Ok(expanded),
-        false => Err(lines(missing)),
+        false => Err(missing),
     }
+}
+
+/// True if the error is of an instance type or preference that is not there, or that a volume does not name.
+pub(crate) fn is_of_missing_object(error: &FieldError) -> bool {
+    let of = |field: &str| error.field.starts_with(field);
+    error.reason == CauseReason::FieldValueNotFound && (of("spec.instancetype.") || of("spec.preference."))
 }
 
 /// Errors for the networks and volumes that only a cluster can provide.

@@ -8,10 +8,10 @@ use std::time::Duration;
 use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_objects::{ObjectError, Outcome};
+use husk_objects::{ObjectError, Objects, Outcome};
 use husk_proto::shim::v1::{Phase, Status};
 use husk_vmi::objects::RunStrategy;
-use husk_vmi::{PodResources, VmPlan};
+use husk_vmi::{FieldError, PodResources, VmPlan};
 use sd_notify::NotifyState;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -308,6 +308,26 @@ fn unreadable(error: &ObjectError) -> DataError {
     DataError::new("CrashLoopBackOff", format!("{}{way_out}", chain(error)))
 }
 
+/// The error of a VM that cannot be expanded. An instance type or preference may be there later.
+fn not_expanded(errors: &[FieldError], objects: &Objects) -> PrepareError {
+    let mut lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    if !errors.iter().all(vm::is_of_missing_object) {
+        return PrepareError::Manifest(lines);
+    }
+    // A damaged file counts as missing.
+    let is_named = |error: &&ObjectError| match error {
+        ObjectError::Damaged { path, .. } | ObjectError::Io { path, .. } => {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            lines.iter().any(|line| line.contains(&format!("\"{name}\"")))
+        }
+        _ => false,
+    };
+    let damaged = objects.damaged.iter().filter(is_named);
+    let damaged: Vec<String> = damaged.map(|error| unreadable(error).text).collect();
+    lines.extend(damaged);
+    PrepareError::Data(DataError::new("CrashLoopBackOff", lines.join("; ")))
+}
+
 fn not_started(error: &EmbeddedVmError) -> VmOutcome {
     VmOutcome::NotStarted(DataError::new("CrashLoopBackOff", chain(error)))
 }
@@ -341,7 +361,8 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         )]));
     }
     let known = machine.known(&objects, &[])?;
-    let mut expanded = vm::expanded(&stored.object, &known).map_err(PrepareError::Manifest)?;
+    let mut expanded =
+        vm::expanded(&stored.object, &known).map_err(|errors| not_expanded(&errors, &objects))?;
     expanded.manifest["metadata"]["uid"] = Value::from(stored.uid());
     let added = super::store_templates(machine, &stored, &expanded)?;
     if added.iter().any(|added| added.outcome == Outcome::Created) {
@@ -365,7 +386,7 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         now_unix_seconds: jiff::Timestamp::now().as_second(),
         ..PodResources::default()
     };
-    let lines = |errors: Vec<husk_vmi::FieldError>| {
+    let lines = |errors: Vec<FieldError>| {
         PrepareError::Manifest(errors.iter().map(ToString::to_string).collect())
     };
     let mut plan = husk_vmi::plan(&expanded.vmi, &resources).map_err(lines)?;
@@ -458,6 +479,41 @@ mod tests {
         fs::write(&file, text).unwrap();
         service.machine.objects.begin_deletion(&key).unwrap();
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
+        assert_eq!(prepared(&service), "ends");
+    }
+
+    #[test]
+    fn a_vm_waits_for_its_instance_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(folder.path());
+        let text = || match prepare(&service.machine, &service.runtime, &service.name) {
+            Err(PrepareError::Data(error)) => error.text,
+            Err(PrepareError::Manifest(lines)) => panic!("it ends: {lines:?}"),
+            Ok(_) => panic!("it is prepared"),
+        };
+        let mut vm = test_manifests::vm("demo", "Always");
+        vm["spec"]["instancetype"] = json!({"name": "small"});
+        let key = service.machine.objects.apply(&vm).unwrap().object.key;
+        let missing = text();
+        assert!(missing.contains("\"small\" not found"), "{missing}");
+        let instancetype = json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1",
+            "kind": "VirtualMachineClusterInstancetype",
+            "metadata": {"name": "small"},
+            "spec": {"cpu": {"guest": 1}, "memory": {"guest": "64Mi"}},
+        });
+        let file = service.machine.objects.apply(&instancetype).unwrap().object.key;
+        let file = service.machine.objects.file(&file);
+        fs::write(&file, "kind:").unwrap();
+        let damaged = text();
+        assert!(damaged.contains(&file.display().to_string()), "{damaged}");
+        // Here the VM itself is wrong.
+        let wrong = json!({"name": "small", "kind": "Secret"});
+        service
+            .machine
+            .objects
+            .edit(&key, |vm| vm["spec"]["instancetype"] = wrong)
+            .unwrap();
         assert_eq!(prepared(&service), "ends");
     }
 
