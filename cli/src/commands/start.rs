@@ -48,22 +48,38 @@ pub(crate) struct RestartArgs {
 }
 
 pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
-    each(&args.vms, args.no_wait, begin_start)
+    each(
+        &Machine::locate()?,
+        Systemd::find()?,
+        &args.vms,
+        args.no_wait,
+        begin_start,
+    )
 }
 
 pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
-    each(&args.vms, args.no_wait, begin_restart)
+    each(
+        &Machine::locate()?,
+        Systemd::find()?,
+        &args.vms,
+        args.no_wait,
+        |_, systemd, name, stored| begin_restart(systemd, name, stored),
+    )
 }
 
-fn begin_start(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<String, Failure> {
-    let stored = stored(machine, name)?;
+fn begin_start(
+    machine: &Machine,
+    systemd: Systemd,
+    name: &VmRef,
+    stored: &StoredObject,
+) -> Result<String, Failure> {
     let unit = systemd.vm(name)?;
     if unit.runs() {
         return Err(Failure::Runtime(format!(
             "{name} runs already, or is being started"
         )));
     }
-    let strategy = vm::run_strategy(&stored);
+    let strategy = vm::run_strategy(stored);
     if strategy == RunStrategy::Halted {
         machine
             .objects
@@ -79,8 +95,7 @@ fn begin_start(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<Stri
     Ok(unit.pid)
 }
 
-fn begin_restart(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<String, Failure> {
-    let stored = stored(machine, name)?;
+fn begin_restart(systemd: Systemd, name: &VmRef, stored: &StoredObject) -> Result<String, Failure> {
     let unit = systemd.vm(name)?;
     if !unit.runs() {
         return Err(Failure::Runtime(format!(
@@ -88,7 +103,7 @@ fn begin_restart(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<St
         )));
     }
     // Its new process would end at once.
-    if vm::run_strategy(&stored) == RunStrategy::Halted {
+    if vm::run_strategy(stored) == RunStrategy::Halted {
         return Err(Failure::Runtime(format!(
             "{name}: the run strategy Halted does not start it again"
         )));
@@ -99,17 +114,21 @@ fn begin_restart(machine: &Machine, systemd: Systemd, name: &VmRef) -> Result<St
 
 /// Does something with each VM, and waits until all run. `begin` returns the id of a process that ends before.
 fn each(
+    machine: &Machine,
+    systemd: Systemd,
     vms: &[VmRef],
     no_wait: bool,
-    begin: impl Fn(&Machine, Systemd, &VmRef) -> Result<String, Failure>,
+    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<String, Failure>,
 ) -> Result<(), Failure> {
-    let machine = Machine::locate()?;
-    let systemd = Systemd::find()?;
-    unit::install(systemd)?;
     let mut waits = Waits::default();
     let mut failed = false;
     for name in vms {
-        match begin(&machine, systemd, name) {
+        let begun = stored(machine, name).and_then(|stored| {
+            // It sets the data directory of all VMs, so not with a directory that lacks this one.
+            unit::install(systemd)?;
+            begin(machine, systemd, name, &stored)
+        });
+        match begun {
             Ok(pid) => waits.restart(name.clone(), pid),
             Err(failure) => {
                 failure.report();
@@ -118,7 +137,7 @@ fn each(
         }
     }
     if !no_wait {
-        waits.until_done(&machine, systemd)?;
+        waits.until_done(machine, systemd)?;
     }
     match failed {
         true => Err(Failure::Ended(RUNTIME)),
@@ -166,7 +185,8 @@ mod tests {
     fn a_restart_does_not_end_a_vm_that_would_not_start_again() {
         let demo = "demo".parse().unwrap();
         let (_folder, machine) = machine("Halted");
-        let refused = begin_restart(&machine, systemd("active"), &demo).unwrap_err();
+        let stored = stored(&machine, &demo).unwrap();
+        let refused = begin_restart(systemd("active"), &demo, &stored).unwrap_err();
         assert!(
             matches!(&refused, Failure::Runtime(text) if text.contains("Halted")),
             "{refused:?}"
@@ -180,17 +200,40 @@ mod tests {
         let (_folder, machine) = machine("Always");
         let key = machine.vm(&demo).unwrap().key;
         machine.objects.begin_deletion(&key).unwrap();
-        for is_start in [true, false] {
-            let refused = match is_start {
-                true => begin_start(&machine, systemd("deactivating"), &demo),
-                false => begin_restart(&machine, systemd("active"), &demo),
+        let refused = stored(&machine, &demo).unwrap_err();
+        assert!(
+            matches!(&refused, Failure::Runtime(text) if text.contains("is being deleted")),
+            "{refused:?}"
+        );
+        let vms = [demo];
+        let start = each(&machine, systemd("deactivating"), &vms, true, begin_start);
+        let starts = FakeSystemd::changes();
+        let restart = each(
+            &machine,
+            systemd("active"),
+            &vms,
+            true,
+            |_, systemd, name, stored| begin_restart(systemd, name, stored),
+        );
+        assert!(start.is_err() && restart.is_err());
+        assert_eq!((starts, FakeSystemd::changes()), (vec![], vec![]));
+    }
+
+    #[test]
+    fn the_unit_file_is_written_for_a_vm_of_the_store_only() {
+        let (folder, machine) = machine("Manual");
+        let units = folder.path().join("units");
+        let start = |name: &str| {
+            let systemd = FakeSystemd {
+                unit_directory: Some(units.clone()),
+                ..FakeSystemd::default()
             };
-            let refused = refused.unwrap_err();
-            assert!(
-                matches!(&refused, Failure::Runtime(text) if text.contains("is being deleted")),
-                "{refused:?}"
-            );
-            assert_eq!(FakeSystemd::changes(), [""; 0]);
-        }
+            let vms = [name.parse().unwrap()];
+            each(&machine, systemd.install(), &vms, true, begin_start).is_ok()
+        };
+        assert!(!start("typo") && !units.exists());
+        assert!(start("demo") && units.join("husk@.service").exists());
+        let expected = ["daemon-reload", "start husk@default:demo.service"];
+        assert_eq!(FakeSystemd::changes(), expected);
     }
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::process::Command;
 
 use super::systemd::Systemd;
@@ -29,6 +30,8 @@ pub(crate) struct FakeSystemd {
     /// A program that fails.
     pub fails: Option<&'static str>,
     pub commands: Vec<String>,
+    /// Directory of the unit file, if the code under test writes it.
+    pub unit_directory: Option<PathBuf>,
 }
 
 impl FakeSystemd {
@@ -52,6 +55,15 @@ impl FakeSystemd {
 /// True if a test has installed a [`FakeSystemd`] in this thread.
 pub(super) fn is_installed() -> bool {
     FAKE.with_borrow(Option::is_some)
+}
+
+/// Directory of the unit file; none if no test has installed a [`FakeSystemd`] in this thread.
+pub(super) fn unit_directory() -> Option<PathBuf> {
+    FAKE.with_borrow(|fake| {
+        let directory = fake.as_ref()?.unit_directory.clone();
+        // No test writes to the directory of the machine.
+        Some(directory.unwrap_or_else(|| "/dev/null".into()))
+    })
 }
 
 /// The answer to a command; none if no test has installed a [`FakeSystemd`] in this thread.

@@ -6,6 +6,8 @@ use std::fs;
 use std::iter;
 use std::path::{Path, PathBuf};
 
+use husk_images::data_directory;
+
 use super::systemd::Systemd;
 use crate::failure::Failure;
 
@@ -66,7 +68,12 @@ pub(crate) fn install(systemd: Systemd) -> Result<(), Failure> {
         true => "default.target",
         false => "multi-user.target",
     };
-    let text = text(target, &program()?, &environment().collect::<Vec<_>>());
+    let mounts = match systemd.is_user() {
+        // The manager of a user does not mount what is in /etc/fstab.
+        true => BTreeSet::new(),
+        false => mounted(&data_directory()?),
+    };
+    let text = text(target, &mounts, &program()?, &environment().collect::<Vec<_>>());
     match write(&directory, &text)? {
         true => systemd.reload(),
         false => Ok(()),
@@ -92,6 +99,19 @@ fn write(directory: &Path, text: &str) -> Result<bool, Failure> {
         failed(&path)(error)
     })?;
     Ok(true)
+}
+
+/// The paths whose file systems a VM needs. Without that of the claims, a DataVolume would be filled again, below the
+/// mount point.
+fn mounted(data: &Path) -> BTreeSet<PathBuf> {
+    let paths = [data.to_owned(), data.join("volumes")];
+    // systemd does not follow links.
+    let targets = paths
+        .clone()
+        .into_iter()
+        .filter_map(|path| fs::canonicalize(path).ok());
+    let absolute = paths.iter().filter_map(|path| std::path::absolute(path).ok());
+    absolute.chain(targets).collect()
 }
 
 /// Removes the unit file, if `husk` wrote it.
@@ -142,6 +162,10 @@ pub(crate) fn names(text: &str, program: &Path) -> bool {
 }
 
 fn directory(systemd: Systemd) -> Result<PathBuf, Failure> {
+    #[cfg(test)]
+    if let Some(directory) = super::fake_systemd::unit_directory() {
+        return Ok(directory);
+    }
     match systemd.is_user() {
         true => user_directory().ok_or_else(|| Failure::Runtime("HOME is not set".into())),
         false => Ok(SYSTEM.into()),
@@ -165,7 +189,12 @@ fn escaped(text: &str) -> String {
 
 /// The unit file. A VM that is stopped has its grace period: the service asks for more time than TimeoutStopSec when
 /// that is longer.
-fn text(target: &str, husk: &Path, environment: &[(&str, String)]) -> String {
+fn text(target: &str, mounts: &BTreeSet<PathBuf>, husk: &Path, environment: &[(&str, String)]) -> String {
+    let mut requires = String::new();
+    for path in mounts {
+        let path = escaped(&path.display().to_string());
+        let _ = writeln!(requires, "RequiresMountsFor=\"{path}\"");
+    }
     let mut variables = String::new();
     for (name, value) in environment {
         let value = escaped(value);
@@ -178,6 +207,7 @@ fn text(target: &str, husk: &Path, environment: &[(&str, String)]) -> String {
          Description=Virtual machine %i (Husk)\n\
          Wants=network-online.target\n\
          After=network-online.target\n\
+         {requires}\
          \n\
          [Service]\n\
          Type=notify\n\
@@ -238,6 +268,21 @@ mod tests {
     }
 
     #[test]
+    fn the_file_systems_of_data_and_claims_are_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let data = folder.join("data");
+        let mounts = |data: &Path| mounted(data).into_iter().collect::<Vec<_>>();
+        assert_eq!(mounts(&data), [data.clone(), data.join("volumes")]);
+        let large = folder.join("large");
+        for path in [&data, &large] {
+            fs::create_dir(path).unwrap();
+        }
+        std::os::unix::fs::symlink(&large, data.join("volumes")).unwrap();
+        assert_eq!(mounts(&data), [data.clone(), data.join("volumes"), large]);
+    }
+
+    #[test]
     fn commands_write_the_file_at_the_same_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(NAME);
@@ -260,7 +305,12 @@ mod tests {
     #[test]
     fn paths_and_variables_are_quoted() {
         let variables = [("HUSK_DATA_DIR", "/a b/100%".to_owned())];
-        let text = text("default.target", Path::new("/opt/my husk"), &variables);
+        let mounts = [PathBuf::from("/a b/100%")].into();
+        let text = text("default.target", &mounts, Path::new("/opt/my husk"), &variables);
+        assert!(
+            text.contains("target\nRequiresMountsFor=\"/a b/100%%\"\n\n[Service]\n"),
+            "{text}"
+        );
         assert!(text.contains("ExecStart=\"/opt/my husk\" service %i\n"), "{text}");
         assert!(
             text.contains("Environment=\"HUSK_DATA_DIR=/a b/100%%\"\n"),
@@ -271,7 +321,8 @@ mod tests {
     #[test]
     fn a_program_is_found_in_a_unit_file() {
         let program = Path::new("/opt/my 100%/husk");
-        assert!(names(&text("default.target", program, &[]), program));
+        let text = text("default.target", &BTreeSet::new(), program, &[]);
+        assert!(names(&text, program));
         let vmm = Path::new("/opt/bin/husk-vmm");
         for (text, expected) in [
             ("Environment=\"HUSK_VMM=/opt/bin/husk-vmm\"", true),

@@ -64,6 +64,13 @@ impl ObjectStore {
         ObjectStore { path: path.into() }
     }
 
+    /// The file that every change makes. Without it nothing was ever stored in this directory, or the file system with
+    /// the store is not mounted.
+    #[must_use]
+    pub fn lock_file(&self) -> PathBuf {
+        self.path.join(LOCK)
+    }
+
     /// All objects.
     ///
     /// # Errors
@@ -296,7 +303,7 @@ impl ObjectStore {
 
     fn lock(&self) -> Result<File, ObjectError> {
         make_directory(&self.path)?;
-        let path = self.path.join(LOCK);
+        let path = self.lock_file();
         let lock = OpenOptions::new()
             .write(true)
             .create(true)

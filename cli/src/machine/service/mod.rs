@@ -3,12 +3,13 @@
 
 mod backoff;
 
+use std::fs;
 use std::time::Duration;
 
 use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
-use husk_objects::{ObjectError, Objects, Outcome};
+use husk_objects::{ObjectError, Objects, Outcome, StoredObject};
 use husk_proto::shim::v1::{Phase, Status};
 use husk_vmi::objects::RunStrategy;
 use husk_vmi::{FieldError, PodResources, VmPlan};
@@ -286,7 +287,7 @@ impl Service {
     /// # Errors
     /// The object cannot be read now. That is no reason to end the VM.
     fn run_strategy(&self) -> Result<RunStrategy, ObjectError> {
-        match self.machine.vm(&self.name) {
+        match stored(&self.machine, &self.name) {
             Ok(vm) if vm.is_deleting() => Ok(RunStrategy::Halted),
             Ok(vm) => Ok(vm::run_strategy(&vm)),
             Err(ObjectError::NotFound(_)) => Ok(RunStrategy::Halted),
@@ -297,6 +298,20 @@ impl Service {
     fn report(&self, text: &str) {
         let _ = sd_notify::notify(&[NotifyState::Status(&crate::failure::one_line(text))]);
     }
+}
+
+/// The VM of the store.
+///
+/// # Errors
+/// [`ObjectError::NotFound`] only if the store is there: its file system may be mounted later.
+fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, ObjectError> {
+    machine.vm(name).map_err(|error| {
+        let path = machine.objects.lock_file();
+        match (error, fs::metadata(&path)) {
+            (ObjectError::NotFound(_), Err(source)) => ObjectError::Io { path, source },
+            (error, _) => error,
+        }
+    })
 }
 
 /// The error of an object that a person has broken, or that cannot be read for a while.
@@ -350,7 +365,7 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
             .map_err(Failure::from)
     };
     let mut objects = read()?;
-    let stored = machine.vm(name).map_err(|error| match error {
+    let stored = stored(machine, name).map_err(|error| match error {
         ObjectError::NotFound(_) => PrepareError::Manifest(vec![error.to_string()]),
         error => PrepareError::Data(unreadable(&error)),
     })?;
@@ -421,8 +436,6 @@ fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use serde_json::json;
 
     use super::*;
@@ -466,6 +479,8 @@ mod tests {
     fn a_vm_ends_if_it_is_deleted_and_not_if_its_file_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let service = service(folder.path());
+        let other = test_manifests::vm("other", "Always");
+        service.machine.objects.apply(&other).unwrap();
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
         assert_eq!(prepared(&service), "ends");
         let vm = test_manifests::vm("demo", "Always");
@@ -480,6 +495,24 @@ mod tests {
         service.machine.objects.begin_deletion(&key).unwrap();
         assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
         assert_eq!(prepared(&service), "ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vm_waits_for_the_file_system_of_its_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_never, stopping) = watch::channel(false);
+        let service = Service {
+            stopping,
+            ..service(&folder.path().join("data"))
+        };
+        FakeSystemd::default().install();
+        assert!(matches!(service.run_strategy(), Err(ObjectError::Io { .. })));
+        assert_eq!(prepared(&service), "waits");
+        let machine = service.machine.clone();
+        let waited = tokio::time::timeout(Duration::from_secs(3600), service.run()).await;
+        assert!(waited.is_err(), "it has ended");
+        assert_eq!(FakeSystemd::changes(), [""; 0]);
+        assert!(!machine.objects.lock_file().exists());
     }
 
     #[test]
