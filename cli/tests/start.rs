@@ -4,7 +4,9 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::{husk, told};
@@ -49,6 +51,33 @@ fn a_doubtful_start_has_a_note() {
     ] {
         assert!(stderr.contains(&note), "{stderr}");
     }
+}
+
+/// The boot of the machine ends when its units are ready.
+#[test]
+fn the_unit_of_a_vm_that_waits_is_ready() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("data/objects/default/virtualmachine");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("demo.yaml"), "kind:").unwrap();
+    let path = root.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut service = husk(&root.path().join("run"), &["service", "default:demo"])
+        .env("HUSK_DATA_DIR", root.path().join("data"))
+        .env("NOTIFY_SOCKET", &path)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut told = String::new();
+    while !told.contains("next attempt") {
+        let mut message = [0; 4096];
+        let length = socket.recv(&mut message).expect("a message");
+        told += std::str::from_utf8(&message[..length]).unwrap();
+    }
+    kill_process(Pid::from_child(&service), Signal::TERM).unwrap();
+    assert!(service.wait().unwrap().success());
+    assert!(told.contains("READY=1\n"), "{told}");
 }
 
 #[test]
@@ -102,10 +131,10 @@ fn a_signal_during_the_start_leaves_nothing() {
         .spawn()
         .unwrap();
     let state = husk_monitor::state::RuntimeDir::at(&runtime);
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let end = std::time::Instant::now() + Duration::from_secs(30);
     while state.list().unwrap().is_empty() {
         assert!(std::time::Instant::now() < end);
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let (code, _, stderr) = told(&child.wait_with_output().unwrap());

@@ -21,6 +21,8 @@ thread_local! {
 pub(crate) struct FakeSystemd {
     /// `ActiveState` by the name of the unit.
     pub units: BTreeMap<String, &'static str>,
+    /// `StatusText` of the units.
+    pub text: &'static str,
     /// Units end at once when they are stopped.
     pub ends: bool,
     /// Units are enabled, also when they were disabled, as if another command enabled them.
@@ -105,7 +107,11 @@ pub(super) fn answer(command: &Command) -> Option<Result<String, Failure>> {
             .filter(|(unit, _)| words.iter().any(|word| fits(unit, word)));
         for (unit, state) in shown {
             let file = if fake.stay_enabled { "enabled" } else { "" };
-            let _ = write!(text, "Id={unit}\nActiveState={state}\nUnitFileState={file}\n\n");
+            let _ = write!(
+                text,
+                "Id={unit}\nActiveState={state}\nStatusText={}\nUnitFileState={file}\n\n",
+                fake.text
+            );
         }
         Some(Ok(text))
     })

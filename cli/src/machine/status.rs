@@ -9,6 +9,9 @@ use crate::vm_view::VmView;
 /// The word in front of the steps that provide the data of a VM.
 const PROVISIONING: &str = "Provisioning";
 
+/// What the process of a VM reports when it begins to start the VM.
+pub(super) const STARTING: &str = "Starting";
+
 /// The state of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmStatus {
@@ -25,6 +28,11 @@ pub(crate) struct VmStatus {
 /// True if the process of a VM waits before it tries again to start the VM.
 pub(crate) fn waits(unit: &Unit) -> bool {
     unit.runs() && word(unit).is_some_and(|(word, _)| word != PROVISIONING)
+}
+
+/// True if the process of a VM starts it, or waits before it tries again.
+pub(crate) fn starts(unit: &Unit) -> bool {
+    unit.runs() && (unit.text == STARTING || word(unit).is_some())
 }
 
 /// The word before the colon of what the process of a VM reports, and the text after it.

@@ -217,7 +217,7 @@ fn text(target: &str, mounts: &BTreeSet<PathBuf>, husk: &Path, environment: &[(&
          # The process starts its VM again itself. This is for a process that was killed.\n\
          Restart=on-abnormal\n\
          RestartSec=1\n\
-         # It may pull an image or fill a volume first.\n\
+         # After a boot with many VMs its first step may be late.\n\
          TimeoutStartSec=infinity\n\
          # It asks for more if the grace period of the VM is longer.\n\
          TimeoutStopSec=45\n\

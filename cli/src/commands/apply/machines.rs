@@ -100,7 +100,7 @@ pub(super) fn reconcile(
         changed: applied.outcome != Outcome::Unchanged,
         is_due: is_new_strategy(applied) || mark.is_due(strategy),
         unit: &unit,
-        has_guest: unit.active == "active" && has_guest(runtime, &name),
+        has_guest: unit.active == "active" && !status::starts(&unit) && has_guest(runtime, &name),
     };
     // Another command has deleted it: a unit that is enabled without an object would fail at each boot.
     if machine.is_gone(&applied.object) {
@@ -394,6 +394,7 @@ mod tests {
             manifest["metadata"]["labels"] = json!({"number": number.to_string()});
             let systemd = FakeSystemd {
                 units: [("husk@default:demo.service".to_owned(), active)].into(),
+                text: "Starting",
                 ..FakeSystemd::default()
             };
             let systemd = systemd.install();
@@ -409,9 +410,11 @@ mod tests {
         };
         assert_eq!(start(1, "inactive"), ["start husk@default:demo.service"]);
         assert_eq!(start(2, "failed"), ["start husk@default:demo.service"]);
-        // Its process is about to fail again.
-        assert_eq!(start(3, "activating"), ["restart husk@default:demo.service"]);
-        assert_eq!(start(3, "activating"), [""; 0]);
+        // Its process is about to fail again, and holds the VM's directory.
+        let starting = runtime.claim("default", "demo").unwrap();
+        assert_eq!(start(3, "active"), ["restart husk@default:demo.service"]);
+        assert_eq!(start(3, "active"), [""; 0]);
+        drop(starting);
         assert_eq!(start(3, "failed"), ["start husk@default:demo.service"]);
     }
 
@@ -485,7 +488,7 @@ mod tests {
         ] {
             let waiting = Unit {
                 text: text.to_owned(),
-                ..unit("activating")
+                ..unit("active")
             };
             assert_eq!(unchanged(RunStrategy::Always, &waiting).step(), step, "{text}");
         }

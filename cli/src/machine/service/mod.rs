@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::object_files::ObjectFiles;
+use super::status::STARTING;
 use super::systemd::Systemd;
 use super::{Data, DataError, FirstStart, Machine, vm};
 use crate::failure::{Failure, chain, note};
@@ -103,6 +104,9 @@ impl From<Failure> for PrepareError {
 
 impl Service {
     async fn run(self) -> Result<(), Failure> {
+        // Not when the VM runs, which may be never: the boot of the machine ends with the start of its units. An end
+        // before this would be a failure for systemd, and it would start the process again.
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
         let mut failures = 0;
         let mut strategy = loop {
             match self.run_strategy() {
@@ -122,8 +126,6 @@ impl Service {
             if strategy == RunStrategy::Halted {
                 info!(vm = %self.name, "the VM is not to run");
                 self.disable();
-                // systemd would take an end before that for a failure, and start the process again.
-                let _ = sd_notify::notify(&[NotifyState::Ready]);
                 return Ok(());
             }
             let outcome = self.live().await?;
@@ -184,13 +186,13 @@ impl Service {
             () = tokio::time::sleep(delay) => {}
             () = self.stopped() => return false,
         }
-        // Else the old reason would stand for the new attempt.
-        self.report("Starting");
         true
     }
 
     /// Starts the VM and waits for its end.
     async fn live(&self) -> Result<VmOutcome, Failure> {
+        // Else what was reported last would stand for the new attempt.
+        self.report(STARTING);
         let (machine, runtime, name) = (self.machine.clone(), self.runtime.clone(), self.name.clone());
         let preparing = tokio::task::spawn_blocking(move || prepare(&machine, &runtime, &name));
         let prepared = tokio::select! {
@@ -235,7 +237,6 @@ impl Service {
         if *self.stopping.borrow() {
             let _ = embedded.vm.shutdown(None).await;
         }
-        let _ = sd_notify::notify(&[NotifyState::Ready]);
         self.report("Running");
         // The channel of the VM's status ends with its last handle.
         drop(embedded);
@@ -401,9 +402,8 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         now_unix_seconds: jiff::Timestamp::now().as_second(),
         ..PodResources::default()
     };
-    let lines = |errors: Vec<FieldError>| {
-        PrepareError::Manifest(errors.iter().map(ToString::to_string).collect())
-    };
+    let lines =
+        |errors: Vec<FieldError>| PrepareError::Manifest(errors.iter().map(ToString::to_string).collect());
     let mut plan = husk_vmi::plan(&expanded.vmi, &resources).map_err(lines)?;
     let unmet = network::drop_unavailable(&expanded.vmi, &mut plan, None)?;
     for text in host_notes::notes(&expanded.vmi, &plan).into_iter().chain(unmet) {
