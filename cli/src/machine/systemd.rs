@@ -183,6 +183,13 @@ impl Systemd {
             .map(drop)
     }
 
+    /// As [`restart`](Self::restart), from the VM's own process. It fails if the unit is being stopped, and goes on to.
+    pub(crate) fn renew(self, vm: &VmRef) -> Result<(), Failure> {
+        let unit = Systemd::vm_unit(vm);
+        self.systemctl(&["restart", "--no-block", "--job-mode=fail", &unit])
+            .map(drop)
+    }
+
     /// Forgets that a VM's unit has failed.
     pub(crate) fn forget(self, vm: &VmRef) {
         // It fails if the unit is not loaded.

@@ -2,8 +2,10 @@
 //! VM's volumes, is the VM's monitor, and starts the VM again as its run strategy says.
 
 mod backoff;
+mod upgrade;
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
@@ -30,6 +32,8 @@ use crate::{host_notes, live_vm, network};
 
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
+/// Time in which systemd begins to start the process anew.
+const RENEWAL: Duration = Duration::from_secs(30);
 
 /// The end of a VM that was started.
 enum VmOutcome {
@@ -60,6 +64,7 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
             machine,
             runtime,
             stopping,
+            program: upgrade::PROGRAM.into(),
         }
         .run()
         .await
@@ -76,6 +81,8 @@ struct Service {
     runtime: RuntimeDir,
     /// True once the process was asked to end.
     stopping: watch::Receiver<bool>,
+    /// Link to the program of this process.
+    program: PathBuf,
 }
 
 /// A plan whose data is there.
@@ -128,6 +135,9 @@ impl Service {
                 self.disable();
                 return Ok(());
             }
+            if self.is_renewed().await {
+                return Ok(());
+            }
             let outcome = self.live().await?;
             strategy = self.run_strategy().unwrap_or(strategy);
             let error = match outcome {
@@ -170,6 +180,23 @@ impl Service {
     fn disable(&self) {
         if let Err(failure) = Systemd::find().and_then(|systemd| systemd.enable(&self.name, false)) {
             failure.report();
+        }
+    }
+
+    /// Has systemd start the process anew if an upgrade has replaced its program: this monitor does not fit the VMM of
+    /// another version. True if the process is to end.
+    async fn is_renewed(&self) -> bool {
+        if !upgrade::is_replaced(&self.program) {
+            return false;
+        }
+        info!(vm = %self.name, "the program was replaced: its process starts anew");
+        match Systemd::find().and_then(|systemd| systemd.renew(&self.name)) {
+            // Something may cancel systemd's job.
+            Ok(()) => tokio::time::timeout(RENEWAL, self.stopped()).await.is_ok(),
+            Err(failure) => {
+                failure.report();
+                false
+            }
         }
     }
 
@@ -464,6 +491,7 @@ mod tests {
             machine: Machine::at(folder),
             runtime: RuntimeDir::at(folder.join("run")),
             stopping: watch::channel(false).1,
+            program: upgrade::PROGRAM.into(),
         }
     }
 
@@ -572,6 +600,34 @@ mod tests {
             ended.expect("it ends").unwrap();
             assert_eq!(FakeSystemd::changes(), ["disable husk@default:demo.service"]);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_whose_program_was_replaced_starts_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, new) = (folder.path().join("exe"), folder.path().join("husk"));
+        std::os::unix::fs::symlink(format!("{} (deleted)", new.display()), &program).unwrap();
+        let (stop, stopping) = watch::channel(false);
+        let service = Service {
+            stopping,
+            program,
+            ..service(folder.path())
+        };
+        service.machine.objects.apply(&manifest("Always")).unwrap();
+        FakeSystemd::default().install();
+        let replace = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let before = FakeSystemd::changes();
+            fs::write(&new, "").unwrap();
+            // After the wait for the claim.
+            tokio::time::sleep(Duration::from_secs(16)).await;
+            stop.send(true).unwrap();
+            (before, FakeSystemd::changes())
+        };
+        let (ended, (before, after)) = tokio::join!(service.run(), replace);
+        ended.unwrap();
+        assert_eq!(before, [""; 0]);
+        assert_eq!(after, ["restart husk@default:demo.service"]);
     }
 
     #[test]
