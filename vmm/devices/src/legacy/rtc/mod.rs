@@ -37,6 +37,7 @@ const REG_C: u8 = 0x0c;
 const REG_D: u8 = 0x0d;
 
 const A_32KHZ_1024HZ: u8 = 0x26;
+const A_UPDATE: u8 = 1 << 7;
 const B_24H: u8 = 1 << 1;
 const B_BINARY: u8 = 1 << 2;
 const B_ALARM: u8 = 1 << 5;
@@ -46,6 +47,8 @@ const C_IRQ: u8 = 1 << 7;
 const D_VALID: u8 = 1 << 7;
 const DONT_CARE: u8 = 0xc0;
 const DAY_SECONDS: i64 = 86_400;
+/// Time before an update of the registers in which register A announces it.
+const UPDATE_NOTICE: Duration = Duration::from_micros(244);
 
 /// Time since the epoch, UTC, from the host.
 pub type WallClock = Box<dyn Fn() -> Duration + Send + Sync>;
@@ -220,6 +223,12 @@ impl Rtc {
         (self.clock)().as_secs() as i64
     }
 
+    /// True in the last moments of a second. A guest that then waits reads registers of one and the same second.
+    fn update_is_near(&self) -> bool {
+        let second = (self.clock)().subsec_nanos();
+        Duration::from_secs(1) - Duration::from_nanos(second.into()) <= UPDATE_NOTICE
+    }
+
     fn arm(&self, state: &mut State) {
         state.due = self.next_alarm(state);
         self.set_timer(state);
@@ -293,6 +302,8 @@ impl Rtc {
                 let year = civil(self.now(&state)).year;
                 state.encode((year / 100).rem_euclid(100) as u8)
             }
+            // A clock that the guest sets is not updated.
+            REG_A if state.frozen.is_none() && self.update_is_near() => state.ram[REG_A as usize] | A_UPDATE,
             REG_C => std::mem::take(&mut state.ram[REG_C as usize]),
             REG_D => D_VALID,
             _ => state.ram[index as usize & 0x7f],

@@ -68,6 +68,31 @@ fn shows_the_time_in_bcd_and_binary() {
 }
 
 #[test]
+fn the_last_moments_of_a_second_are_told_to_the_guest() {
+    let clock = host_clock(0.0);
+    let (rtc, ..) = rtc_with(-3600, &clock);
+    let updating = |rtc: &Rtc| get(rtc, REG_A) == A_32KHZ_1024HZ | A_UPDATE;
+    for (second, near) in [
+        (0.0, false),
+        (0.9997, false),
+        (0.9998, true),
+        (0.999_999, true),
+        (1.0, false),
+    ] {
+        turn(&clock, second);
+        assert_eq!(updating(&rtc), near, "{second}");
+    }
+    turn(&clock, 1.9999);
+    set(&rtc, REG_B, B_24H | B_SET);
+    assert_eq!(get(&rtc, REG_A), A_32KHZ_1024HZ, "the clock is halted");
+    set(&rtc, REG_A, 0xff);
+    set(&rtc, REG_B, B_24H);
+    assert_eq!(get(&rtc, REG_A), 0xff);
+    turn(&clock, 2.0);
+    assert_eq!(get(&rtc, REG_A), 0x7f, "the bit is read-only");
+}
+
+#[test]
 fn a_clock_set_by_the_guest_continues_from_there() {
     let (rtc, _, _) = rtc(-3600);
     assert_eq!(get(&rtc, HOURS), 0x11);
