@@ -68,6 +68,8 @@ struct State {
     /// Time of the next alarm on the guest's clock.
     due: Option<i64>,
     paused: bool,
+    /// The registers are of a saved clock, and the clock has not resumed since.
+    restored: bool,
 }
 
 /// The clock.
@@ -184,6 +186,7 @@ impl Rtc {
             ram: power_on_ram(),
             due: None,
             paused: false,
+            restored: false,
         });
         Self {
             clock,
@@ -209,10 +212,14 @@ impl Rtc {
             return self.set_timer(&state);
         }
         state.ram[REG_C as usize] |= C_ALARM | C_IRQ;
+        self.raise_interrupt();
+        self.arm(&mut state);
+    }
+
+    fn raise_interrupt(&self) {
         if let Err(error) = self.interrupt.write(1) {
             tracing::warn!(%error, "RTC interrupt");
         }
-        self.arm(&mut state);
     }
 
     fn now(&self, state: &State) -> i64 {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{B_ALARM, B_SET, REG_B, Rtc, power_on_ram};
+use super::{B_ALARM, B_SET, C_IRQ, REG_B, REG_C, Rtc, power_on_ram};
 use crate::component::{Bytes, Component, ComponentState, RestoreError, SaveError, check};
 
 /// Most seconds between the guest's clock and the host's: more than the registers can express.
@@ -27,7 +27,7 @@ impl Component for Rtc {
     fn reset(&self) {
         let mut state = self.state();
         (state.index, state.frozen, state.ram) = (0, None, power_on_ram());
-        (state.due, state.paused) = (None, false);
+        (state.due, state.paused, state.restored) = (None, false, false);
         (self.timer)(None);
     }
 
@@ -37,9 +37,13 @@ impl Component for Rtc {
         (self.timer)(None);
     }
 
-    /// An alarm that was due meanwhile is raised at once.
+    /// An alarm that was due meanwhile is raised at once. So is one that was raised before a save: its interrupt may
+    /// not have reached the interrupt controller that was saved.
     fn resume(&self) {
         let mut state = self.state();
+        if std::mem::take(&mut state.restored) && state.ram[usize::from(REG_C)] & C_IRQ != 0 {
+            self.raise_interrupt();
+        }
         if std::mem::take(&mut state.paused) {
             self.set_timer(&state);
         }
@@ -77,7 +81,7 @@ impl Component for Rtc {
         )?;
         let mut state = self.state();
         (state.index, state.offset, state.frozen, state.ram) = (saved.index, saved.offset, frozen, ram);
-        (state.due, state.paused) = (saved.alarm, true);
+        (state.due, state.paused, state.restored) = (saved.alarm, true, true);
         (self.timer)(None);
         Ok(())
     }

@@ -272,6 +272,38 @@ fn an_alarm_waits_for_the_end_of_a_pause() {
 }
 
 #[test]
+fn an_alarm_that_was_raised_before_a_save_is_raised_again_after_the_restore() {
+    let clock = host_clock(0.0);
+    let (rtc, _, irq) = rtc_with(0, &clock);
+    for (index, value) in [(HOURS_ALARM, 0x12), (MINUTES_ALARM, 0x34), (SECONDS_ALARM, 0x57)] {
+        set(&rtc, index, value);
+    }
+    set(&rtc, REG_B, B_24H | B_ALARM);
+    turn(&clock, 1.0);
+    rtc.alarm();
+    assert_eq!(irq.read().unwrap(), 1);
+    rtc.pause();
+    let saved = rtc.save().unwrap();
+    rtc.resume();
+    assert!(irq.read().is_err(), "it was not restored");
+
+    let (later, _, irq) = rtc_with(0, &clock);
+    later.restore(&saved).unwrap();
+    assert!(irq.read().is_err());
+    later.resume();
+    assert_eq!(irq.read().unwrap(), 1);
+    later.pause();
+    later.resume();
+    assert!(irq.read().is_err(), "once");
+    assert_eq!(get(&later, REG_C), C_ALARM | C_IRQ);
+    later.pause();
+    let read = later.save().unwrap();
+    later.restore(&read).unwrap();
+    later.resume();
+    assert!(irq.read().is_err(), "the guest has seen it");
+}
+
+#[test]
 fn a_running_clock_is_not_saved() {
     let (rtc, _, _) = rtc(0);
     assert!(matches!(rtc.save(), Err(crate::component::SaveError::Running)));
