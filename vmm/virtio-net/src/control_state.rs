@@ -128,6 +128,15 @@ impl Datapath {
         self.apply_pairs(state)
     }
 
+    /// Takes the link down for good, as far as the kernel lets it.
+    pub fn close(&mut self, state: &ControlState) {
+        self.link = false;
+        match &self.backend {
+            Backend::Workers(_) => self.update_workers(state),
+            Backend::Vhost(pairs) => pairs.iter().for_each(|pair| drop(pair.connect(None))),
+        }
+    }
+
     /// Sends the rules to the workers and waits until they are in force.
     fn update_workers(&self, state: &ControlState) {
         let Backend::Workers(mailboxes) = &self.backend else {

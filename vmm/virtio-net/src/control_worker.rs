@@ -49,9 +49,11 @@ pub(crate) struct ControlWorker {
 }
 
 impl ControlWorker {
-    /// Serves until `stop` or a malformed ring.
+    /// Serves until `stop`. After a malformed ring it still follows the link.
     pub fn run(mut self, stop: &EventFd) -> StoppedControl {
         if let Err(reason) = self.serve(stop) {
+            // Nobody follows the link any more.
+            self.datapath.close(&self.state);
             self.interrupt.needs_reset(&reason);
         }
         (self.queue, self.state)
@@ -64,14 +66,18 @@ impl ControlWorker {
         let mut throttle = Throttle::new(Instant::now());
         // The link may have changed since activation.
         self.follow_link()?;
-        let mut more = true;
+        let (mut more, mut broken) = (true, false);
         loop {
             let mut timeout = -1;
             if more {
                 let pause = throttle.wait(Instant::now());
                 timeout = pause.map_or(0, |pause| pause.as_millis() as i32);
                 if pause.is_none() {
-                    more = self.pass(&mut throttle)?;
+                    more = self.pass(&mut throttle).unwrap_or_else(|reason| {
+                        self.interrupt.needs_reset(&reason);
+                        broken = true;
+                        false
+                    });
                     timeout = if more { 0 } else { -1 };
                 }
             }
@@ -83,12 +89,15 @@ impl ControlWorker {
             for event in &events[..count] {
                 match event.data() {
                     STOP => return Ok(()),
-                    KICK => more = true,
+                    KICK => more = !broken,
                     WAKEUP => {
                         let _ = self.shared.wakeup.read();
                         self.follow_link()?;
                     }
-                    ERROR => return Err("vhost: malformed ring".into()),
+                    ERROR => {
+                        self.interrupt.needs_reset("vhost: malformed ring");
+                        self.ignore_errors(&epoll).map_err(|e| format!("epoll: {e}"))?;
+                    }
                     call => self.forward_interrupt((call - CALL) as usize),
                 }
             }
@@ -116,6 +125,15 @@ impl ControlWorker {
             add(&call.event, EventSet::IN, data)?;
         }
         Ok(epoll)
+    }
+
+    /// vhost may signal an error again and again, but the driver was notified.
+    fn ignore_errors(&mut self, epoll: &Epoll) -> io::Result<()> {
+        let Some(error) = self.error.take() else {
+            return Ok(());
+        };
+        let operation = ControlOperation::Delete;
+        epoll.ctl(operation, error.as_raw_fd(), EpollEvent::default())
     }
 
     fn follow_link(&mut self) -> Result<(), DeviceError> {

@@ -94,6 +94,16 @@ impl PairMailbox {
     }
 }
 
+#[cfg(test)]
+impl PairInbox {
+    /// Waits for new rules, in place of a worker.
+    pub fn rules(&self) -> PairRules {
+        let RulesUpdate { rules, done } = self.updates.recv().unwrap();
+        let _ = done.send(());
+        rules
+    }
+}
+
 /// The queues of a pair and everything its worker uses.
 pub(crate) struct PairWorker {
     pub tap: Arc<Tap>,

@@ -2,8 +2,13 @@
 
 use husk_devices::virtio::testing::{INDIRECT, NEXT};
 use proptest::prelude::*;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
+use crate::control_state::{Backend, ControlState, Datapath};
+use crate::control_worker::ControlWorker;
+use crate::handle::Shared;
+use crate::pair_worker::pair_mailbox;
 
 #[test]
 fn a_broken_ring_sets_device_needs_reset() {
@@ -71,6 +76,52 @@ fn a_broken_pair_does_not_keep_commands_waiting() {
     assert_eq!(guest.command(&[4, 0, 2, 0]), 0);
     assert_eq!(guest.command(&[0, 0, 0]), 0);
     assert_eq!(guest.net.quiesce().unwrap().len(), 5);
+}
+
+#[test]
+fn a_broken_control_queue_does_not_keep_the_link_up() {
+    let mut guest = Guest::new();
+    guest.control.add(&[(COMMANDS, 10, 0)]);
+    guest.control.kick();
+    guest.broken();
+    guest.link_goes_down();
+    guest.offer(0, 10, 2048);
+    guest.peers[0].send(&with_header(&frame(MAC, 60, 1))).unwrap();
+    settle();
+    assert_eq!(guest.receive[0].used(), None);
+    guest.handle.set_link(true);
+    let received = guest.receives_in_time(&with_header(&frame(MAC, 60, 2)));
+    assert_eq!(received[12..], frame(MAC, 60, 2));
+    assert_eq!(guest.net.quiesce().unwrap().len(), 3);
+}
+
+#[test]
+fn a_ring_that_vhost_finds_malformed_does_not_keep_the_link_up() {
+    let eventfd = || EventFd::new(EFD_NONBLOCK).unwrap();
+    let (mailbox, inbox) = pair_mailbox().unwrap();
+    let (tap, _peer) = UnixDatagram::pair().unwrap();
+    let (interrupts, error, stop) = (Interrupts::new(), eventfd(), eventfd());
+    let handle = NetHandle(Shared::new("test".into(), MAC, true, eventfd()));
+    let backend = Backend::Workers(vec![mailbox]);
+    let worker = ControlWorker {
+        queue: None,
+        state: ControlState::new(ALL, MAC),
+        datapath: Datapath::new(vec![Arc::new(Tap::fake(tap.into()))], backend, true),
+        mem: memory(&[(0, 0x1000)]),
+        interrupt: Arc::clone(&interrupts) as _,
+        shared: Arc::clone(&handle.0),
+        calls: Vec::new(),
+        error: Some(error.try_clone().unwrap()),
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| worker.run(&stop));
+        error.write(1).unwrap();
+        let reason = wait_for("a reset", || interrupts.reset());
+        assert!(reason.contains("malformed ring"), "{reason}");
+        handle.set_link(false);
+        assert!(!inbox.rules().link);
+        stop.write(1).unwrap();
+    });
 }
 
 #[test]
