@@ -17,7 +17,8 @@ use crate::control_state::{Backend, ControlState, Datapath};
 use crate::control_worker::{ControlWorker, StoppedControl};
 use crate::handle::Shared;
 use crate::pair_worker::{PairRules, PairWorker, pair_mailbox};
-use crate::tap::Tap;
+use crate::shared_throttle::SharedThrottle;
+use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 
 /// The parts of a device that outlive a driver.
@@ -26,9 +27,22 @@ pub(crate) struct NetResources {
     pub name: String,
     pub mtu: Option<u16>,
     pub shared: Arc<Shared>,
+    pub throttle: SharedThrottle,
     pub taps: Vec<Arc<Tap>>,
     /// One per tap, or none.
     pub vhost: Vec<Arc<VhostPair>>,
+}
+
+impl NetResources {
+    /// Resets the taps to the state that a new driver expects: no offloads, no filter, one queue.
+    pub fn reset_taps(&self) -> io::Result<()> {
+        self.taps[1..].iter().try_for_each(|tap| tap.attach(false))?;
+        let changed = self.taps[0].set_filter(TapFilter::default())? | self.taps[0].set_offloads(0)?;
+        if changed {
+            self.throttle.charge();
+        }
+        Ok(())
+    }
 }
 
 /// The queues of a driver by purpose.
@@ -140,7 +154,7 @@ impl ActiveDevice {
         pairs: Vec<[ActiveQueue; 2]>,
         control: Option<ActiveQueue>,
     ) -> io::Result<()> {
-        resources.taps[0].set_offloads(context.state.offloads)?;
+        let mut changed = resources.taps[0].set_offloads(context.state.offloads)?;
         let (mut calls, mut error) = (Vec::new(), None);
         let backend = if resources.vhost.is_empty() {
             self.start_workers(resources, &context, pairs)?
@@ -152,7 +166,10 @@ impl ActiveDevice {
         };
         let mut datapath = Datapath::new(resources.taps.clone(), backend, context.link);
         datapath.apply_pairs(&context.state)?;
-        datapath.apply_filter(&context.state);
+        changed |= datapath.apply_filter(&context.state);
+        if changed {
+            resources.throttle.charge();
+        }
         let worker = ControlWorker {
             queue: control,
             state: context.state.clone(),
@@ -160,6 +177,7 @@ impl ActiveDevice {
             mem: context.mem.clone(),
             interrupt: Arc::clone(&context.interrupt),
             shared: Arc::clone(&resources.shared),
+            throttle: resources.throttle.clone(),
             calls,
             error,
         };

@@ -12,7 +12,7 @@ use crate::filter::Filter;
 use crate::handle::Shared;
 use crate::mac::Mac;
 use crate::pair_worker::{PairMailbox, PairRules};
-use crate::tap::{Tap, TapFilter};
+use crate::tap::Tap;
 use crate::vhost::VhostPair;
 
 /// The state that a driver set, from activation to reset.
@@ -55,17 +55,11 @@ pub(crate) struct Datapath {
     pub taps: Vec<Arc<Tap>>,
     pub backend: Backend,
     pub link: bool,
-    tap_filter: Option<TapFilter>,
 }
 
 impl Datapath {
     pub fn new(taps: Vec<Arc<Tap>>, backend: Backend, link: bool) -> Self {
-        Self {
-            taps,
-            backend,
-            link,
-            tap_filter: None,
-        }
+        Self { taps, backend, link }
     }
 
     /// Number of pairs that the driver set up.
@@ -77,16 +71,13 @@ impl Datapath {
     }
 
     /// Applies the receive filter. Returns true if it changed the filter of the tap.
-    pub fn apply_filter(&mut self, state: &ControlState) -> bool {
-        let wanted = state.filter.for_tap();
-        let changed = self.tap_filter.as_ref() != Some(&wanted);
-        if changed {
-            // The workers filter too. With vhost, the driver receives more than it asked for, which virtio allows.
-            if let Err(error) = self.taps[0].set_filter(&wanted) {
-                tracing::debug!(%error, "tap filter not set");
-            }
-            self.tap_filter = Some(wanted);
-        }
+    pub fn apply_filter(&self, state: &ControlState) -> bool {
+        let changed = self.taps[0].set_filter(state.filter.for_tap());
+        // The workers filter too. With vhost, the driver receives more than it asked for, which virtio allows.
+        let changed = changed.unwrap_or_else(|error| {
+            tracing::debug!(%error, "tap filter not set");
+            true
+        });
         if let Backend::Workers(_) = self.backend {
             self.update_workers(state);
         }
@@ -219,7 +210,7 @@ pub(crate) fn execute(
         ControlCommand::Offloads(offloads) => {
             costly = true;
             match datapath.taps[0].set_offloads(offloads) {
-                Ok(()) => state.offloads = offloads,
+                Ok(_) => state.offloads = offloads,
                 Err(error) => {
                     tracing::warn!(%error, offloads, "offloads not set");
                     ok = false;

@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use husk_devices::throttle::Throttle;
 use husk_devices::virtio::chain::{self, Segment};
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
@@ -21,6 +20,7 @@ use crate::control_command::{Payload, parse};
 use crate::control_state::{ControlState, Datapath, execute};
 use crate::handle::Shared;
 use crate::rx_buffers::{DeviceError, broken};
+use crate::shared_throttle::SharedThrottle;
 
 const STOP: u64 = 0;
 const KICK: u64 = 1;
@@ -43,6 +43,7 @@ pub(crate) struct ControlWorker {
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
     pub shared: Arc<Shared>,
+    pub throttle: SharedThrottle,
     pub calls: Vec<VhostCall>,
     /// Signalled by vhost when a ring is malformed.
     pub error: Option<EventFd>,
@@ -62,18 +63,16 @@ impl ControlWorker {
     fn serve(&mut self, stop: &EventFd) -> Result<(), DeviceError> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];
-        // For commands for which the kernel takes host-wide locks.
-        let mut throttle = Throttle::new(Instant::now());
         // The link may have changed since activation.
         self.follow_link()?;
         let (mut more, mut broken) = (true, false);
         loop {
             let mut timeout = -1;
             if more {
-                let pause = throttle.wait(Instant::now());
+                let pause = self.throttle.lock().wait(Instant::now());
                 timeout = pause.map_or(0, |pause| pause.as_millis() as i32);
                 if pause.is_none() {
-                    more = self.pass(&mut throttle).unwrap_or_else(|reason| {
+                    more = self.pass().unwrap_or_else(|reason| {
                         self.interrupt.needs_reset(&reason);
                         broken = true;
                         false
@@ -151,27 +150,23 @@ impl ControlWorker {
 
     /// Executes at most one queue's worth of commands, and only for some time, so that a guest cannot prevent a stop.
     /// Returns true if there are more.
-    fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, DeviceError> {
+    fn pass(&mut self) -> Result<bool, DeviceError> {
         let Some(mut active) = self.queue.take() else {
             return Ok(false);
         };
-        let outcome = self.serve_queue(&mut active, throttle);
+        let outcome = self.serve_queue(&mut active);
         self.queue = Some(active);
         outcome.map_err(|reason| format!("control queue: {reason}"))
     }
 
-    fn serve_queue(
-        &mut self,
-        active: &mut ActiveQueue,
-        throttle: &mut Throttle,
-    ) -> Result<bool, DeviceError> {
+    fn serve_queue(&mut self, active: &mut ActiveQueue) -> Result<bool, DeviceError> {
         let mem = self.mem.memory();
         active.queue.disable_notification(&*mem).map_err(broken)?;
         let (mut used, mut exhausted) = (false, false);
         let start = Instant::now();
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for _ in 0..active.queue.size() {
-            if throttle.is_exhausted() || start.elapsed() >= PASS_LIMIT {
+            if self.throttle.lock().is_exhausted() || start.elapsed() >= PASS_LIMIT {
                 break;
             }
             let Some(chain) = active.queue.iter(&*mem).map_err(broken)?.next() else {
@@ -180,7 +175,7 @@ impl ControlWorker {
             };
             let head = chain.head_index();
             chain::segments(&active.queue, head, &mem, &mut readable, &mut writable).map_err(broken)?;
-            self.answer(&mem, &readable, &writable, throttle)?;
+            self.answer(&mem, &readable, &writable)?;
             active.queue.add_used(&*mem, head, 1).map_err(broken)?;
             used = true;
         }
@@ -199,7 +194,6 @@ impl ControlWorker {
         mem: &GuestMemMmap,
         readable: &[Segment],
         writable: &[Segment],
-        throttle: &mut Throttle,
     ) -> Result<(), DeviceError> {
         let ack = writable
             .iter()
@@ -209,7 +203,7 @@ impl ControlWorker {
         let ok = command.is_some_and(|command| {
             let outcome = execute(command, &mut self.state, &mut self.datapath, &self.shared);
             if outcome.costly {
-                throttle.charge();
+                self.throttle.lock().charge();
             }
             outcome.ok
         });

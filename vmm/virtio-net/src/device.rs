@@ -15,8 +15,9 @@ use crate::config::{self, CONFIG_SIZE, CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE
 use crate::control_state::ControlState;
 use crate::handle::{NetHandle, Shared};
 use crate::mac::Mac;
+use crate::shared_throttle::SharedThrottle;
 use crate::state;
-use crate::tap::{Tap, TapFilter};
+use crate::tap::Tap;
 use crate::vhost::VhostPair;
 
 /// Smallest MTU that a device may report (section 5.1.4.1).
@@ -112,23 +113,15 @@ impl Net {
                 name,
                 mtu,
                 shared: Arc::clone(&shared),
+                throttle: SharedThrottle::new(),
                 taps: taps.into_iter().map(Arc::new).collect(),
                 vhost: vhost.into_iter().map(Arc::new).collect(),
             },
             state: None,
             active: None,
         };
-        net.reset_taps()?;
+        net.resources.reset_taps()?;
         Ok((net, NetHandle(shared)))
-    }
-
-    /// Resets the taps to the state that a new driver expects: no offloads, no filter, one queue.
-    fn reset_taps(&self) -> io::Result<()> {
-        self.resources.taps[1..]
-            .iter()
-            .try_for_each(|tap| tap.attach(false))?;
-        self.resources.taps[0].set_filter(&TapFilter::default())?;
-        self.resources.taps[0].set_offloads(0)
     }
 
     fn pairs(&self) -> u16 {
@@ -190,7 +183,7 @@ impl VirtioDevice for Net {
         self.state = None;
         self.resources.shared.set_mac(self.mac);
         self.resources.shared.announced();
-        if let Err(error) = self.reset_taps() {
+        if let Err(error) = self.resources.reset_taps() {
             tracing::warn!(device = self.resources.name, %error, "tap not reset");
         }
     }

@@ -19,6 +19,7 @@ mod pair_worker;
 mod pass;
 mod rx;
 mod rx_buffers;
+mod shared_throttle;
 mod state;
 mod tap;
 #[cfg(feature = "testing")]

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_int, c_short, c_uint};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -75,11 +76,19 @@ impl TapFilter {
     }
 }
 
+/// The settings of a tap, as far as they are known.
+#[derive(Debug, Default)]
+struct TapSettings {
+    offloads: Option<c_uint>,
+    filter: Option<TapFilter>,
+}
+
 /// One queue of a tap.
 #[derive(Debug)]
 pub(crate) struct Tap {
     fd: OwnedFd,
     attached: AtomicBool,
+    settings: Mutex<TapSettings>,
     /// A socket in place of a tap: it has frames but no settings.
     #[cfg(any(test, feature = "testing"))]
     fake: bool,
@@ -100,6 +109,7 @@ impl Tap {
         let tap = Self {
             fd,
             attached: AtomicBool::new(true),
+            settings: Mutex::default(),
             #[cfg(any(test, feature = "testing"))]
             fake: false,
         };
@@ -136,6 +146,7 @@ impl Tap {
         let tap = Self {
             fd,
             attached,
+            settings: Mutex::default(),
             fake: true,
         };
         tap.set_nonblocking().unwrap();
@@ -161,27 +172,35 @@ impl Tap {
         known
     }
 
-    /// Sets the receive offloads of these virtio feature bits.
-    pub fn set_offloads(&self, features: u64) -> io::Result<()> {
+    /// Sets the receive offloads of these virtio feature bits. Returns false if the tap has them.
+    pub fn set_offloads(&self, features: u64) -> io::Result<bool> {
         self.set_offload_flags(offload_flags(features))
     }
 
-    fn set_offload_flags(&self, flags: c_uint) -> io::Result<()> {
-        if self.is_fake() {
-            return Ok(());
-        }
-        // SAFETY: the argument is a number.
-        check(unsafe { ioctl_with_val(&self.fd, libc::TUNSETOFFLOAD as _, flags.into()) })
+    fn set_offload_flags(&self, flags: c_uint) -> io::Result<bool> {
+        change(&mut self.settings().offloads, flags, |flags| {
+            if self.is_fake() {
+                return Ok(());
+            }
+            // SAFETY: the argument is a number.
+            check(unsafe { ioctl_with_val(&self.fd, libc::TUNSETOFFLOAD as _, (*flags).into()) })
+        })
     }
 
-    /// Sets the receive filter of the tap.
-    pub fn set_filter(&self, filter: &TapFilter) -> io::Result<()> {
-        if self.is_fake() {
-            return Ok(());
-        }
-        // SAFETY: the kernel reads a tun_filter and as many addresses after it as its count says, all of which are
-        // in `filter`.
-        check(unsafe { ioctl_with_ref(&self.fd, libc::TUNSETTXFILTER as _, filter) })
+    /// Sets the receive filter of the tap. Returns false if the tap has it.
+    pub fn set_filter(&self, filter: TapFilter) -> io::Result<bool> {
+        change(&mut self.settings().filter, filter, |filter| {
+            if self.is_fake() {
+                return Ok(());
+            }
+            // SAFETY: the kernel reads a tun_filter and as many addresses after it as its count says, all of which
+            // are in `filter`.
+            check(unsafe { ioctl_with_ref(&self.fd, libc::TUNSETTXFILTER as _, filter) })
+        })
+    }
+
+    fn settings(&self) -> MutexGuard<'_, TapSettings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Attaches or detaches the queue. Frames waiting in a detached queue are lost.
@@ -256,6 +275,22 @@ fn offload_flags(features: u64) -> c_uint {
     libc::TUN_F_CSUM | tso | ecn | if uso == both { both } else { 0 }
 }
 
+/// Makes `setting` the wanted one. Returns false if it is: the kernel takes host-wide locks for each ioctl.
+fn change<T: PartialEq>(
+    setting: &mut Option<T>,
+    wanted: T,
+    set: impl FnOnce(&T) -> io::Result<()>,
+) -> io::Result<bool> {
+    if setting.as_ref() == Some(&wanted) {
+        return Ok(false);
+    }
+    // Not known if this fails.
+    *setting = None;
+    set(&wanted)?;
+    *setting = Some(wanted);
+    Ok(true)
+}
+
 fn interface_request(flags: c_int) -> libc::ifreq {
     libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
@@ -287,6 +322,21 @@ mod tests {
         assert_eq!(bits(&[VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_USO4]), 1);
         assert_eq!(bits(&[1, 7, 8, 9]), 0xf);
         assert_eq!(bits(&[1, 7, 54, 55]), 0x63);
+    }
+
+    #[test]
+    fn a_setting_that_the_tap_has_is_not_set_again() {
+        let mut setting = None;
+        let mut set = |wanted, result: io::Result<()>| change(&mut setting, wanted, |_| result).ok();
+        let failed = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        assert_eq!(
+            [set(1, Ok(())), set(1, failed()), set(2, Ok(()))],
+            [Some(true), Some(false), Some(true)]
+        );
+        assert_eq!(
+            [set(1, failed()), set(2, Ok(())), set(2, Ok(()))],
+            [None, Some(true), Some(false)]
+        );
     }
 
     #[test]

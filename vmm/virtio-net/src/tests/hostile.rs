@@ -9,6 +9,7 @@ use crate::control_state::{Backend, ControlState, Datapath};
 use crate::control_worker::ControlWorker;
 use crate::handle::Shared;
 use crate::pair_worker::pair_mailbox;
+use crate::shared_throttle::SharedThrottle;
 
 #[test]
 fn a_broken_ring_sets_device_needs_reset() {
@@ -110,6 +111,7 @@ fn a_ring_that_vhost_finds_malformed_does_not_keep_the_link_up() {
         mem: memory(&[(0, 0x1000)]),
         interrupt: Arc::clone(&interrupts) as _,
         shared: Arc::clone(&handle.0),
+        throttle: SharedThrottle::new(),
         calls: Vec::new(),
         error: Some(error.try_clone().unwrap()),
     };
@@ -149,6 +151,37 @@ fn a_flood_of_commands_is_slowed_down_and_can_be_stopped() {
         guest.control.wait();
     }
     guest.net.reset();
+}
+
+#[test]
+fn a_reset_does_not_lift_the_limit_of_costly_commands() {
+    let mut guest = Guest::with(2, ALL, 64);
+    let start = Instant::now();
+    for _ in 0..40 {
+        guest.connect();
+        for round in 0..5 {
+            assert_eq!(guest.command(&[4, 0, 2 - round % 2, 0]), 0);
+        }
+    }
+    let elapsed = start.elapsed();
+    assert!(elapsed > Duration::from_millis(300), "{elapsed:?}");
+}
+
+#[test]
+fn drivers_that_change_the_tap_are_slowed_down() {
+    let mut guest = Guest::new();
+    let start = Instant::now();
+    // The activation sets offloads, and the reset takes them back.
+    (0..100).for_each(|_| guest.connect());
+    let elapsed = start.elapsed();
+    assert!(elapsed > Duration::from_millis(300), "{elapsed:?}");
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(guest.net.resources.throttle.lock().wait(Instant::now()), None);
+    // The tap stays as it is.
+    (0..200).for_each(|_| guest.pause());
+    guest.features = 0;
+    (0..200).for_each(|_| guest.connect());
+    assert!(!guest.net.resources.throttle.lock().is_exhausted());
 }
 
 #[test]
