@@ -10,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 /// Maximum number of descriptors in one message.
 pub const MAX_FDS_PER_MESSAGE: usize = 253;
 /// Maximum number of descriptors that wait to be taken. A message that would exceed it is refused as a whole. All of a
-/// VM wait at once: up to 4,096 SCSI disks have two each, and NICs in 31 slots have 256 queue pairs of two each.
+/// VM wait at once: up to 4,096 SCSI disks have two each, and NICs in 31 slots have 127 queue pairs of two each.
 pub const MAX_OUTSTANDING: usize = 24 << 10;
 /// Maximum time [`FdReceiver::take`] waits for a descriptor.
 pub const TAKE_TIMEOUT: Duration = Duration::from_secs(5);

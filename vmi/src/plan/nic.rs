@@ -18,7 +18,7 @@ pub struct NicPlan {
     /// MAC address of the guest, if the manifest has one; always unicast.
     #[serde(with = "crate::mac", skip_serializing_if = "Option::is_none", default)]
     pub mac: Option<[u8; 6]>,
-    /// Number of queue pairs, 1 to 256.
+    /// Number of queue pairs, 1 to 127.
     pub queues: u16,
     /// Initial link state.
     pub link_up: bool,

@@ -8,8 +8,8 @@ use crate::load::Vmi;
 use crate::mac;
 use crate::types::{DhcpOptions, Empty, Interface, Network, PodNetwork, Port};
 
-/// Maximum number of queue pairs of a tap.
-const MOST_PAIRS: u32 = 256;
+/// Maximum number of queue pairs of a NIC in the VMM. A guest with more vCPUs shares them.
+const MOST_PAIRS: u32 = 127;
 /// KubeVirt's name for the default interface and network.
 const DEFAULT: &str = "default";
 
@@ -139,11 +139,15 @@ mod tests {
 
     /// The plan of a VM with four vCPUs, these interfaces and networks.
     fn planned(interfaces: Value, networks: Value, devices: &[(&str, Value)]) -> VmPlan {
+        planned_with(4, interfaces, networks, devices)
+    }
+
+    fn planned_with(cores: u32, interfaces: Value, networks: Value, devices: &[(&str, Value)]) -> VmPlan {
         let mut manifest = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "a.b"},
             "spec": {
                 "domain": {
-                    "cpu": {"cores": 4},
+                    "cpu": {"cores": cores},
                     "resources": {"requests": {"memory": "128Mi"}},
                     "devices": {"interfaces": interfaces},
                 },
@@ -262,6 +266,13 @@ mod tests {
         };
         assert_eq!([queues("", &multiqueue), queues("virtio", &multiqueue)], [4, 4]);
         assert_eq!([queues("e1000", &multiqueue), queues("virtio", &[])], [1, 1]);
+    }
+
+    #[test]
+    fn there_are_no_more_pairs_than_a_nic_has() {
+        let multiqueue = [("networkInterfaceMultiqueue", json!(true))];
+        let queues = |cores| planned_with(cores, json!([]), json!([]), &multiqueue).nics[0].queues;
+        assert_eq!([127, 128, 254].map(queues), [127; 3]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Feature bits and device configuration space (virtio 1.2, sections 5.1.3 and 5.1.4).
 
+use husk_devices::virtio::transport::MAX_QUEUES;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX,
@@ -19,8 +20,8 @@ pub const QUEUE_SIZE: u16 = 256;
 /// Entries of the control queue.
 pub const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// Most queue pairs of a device, which is the limit of a tap.
-pub const MAX_PAIRS: usize = 256;
+/// Most queue pairs of a device: with the control queue, all that the transport has vectors for. A tap has more.
+pub const MAX_PAIRS: usize = (MAX_QUEUES - 1) / 2;
 
 /// Bytes of `struct virtio_net_config` up to and including the MTU.
 pub(crate) const CONFIG_SIZE: usize = 12;

@@ -70,7 +70,7 @@ impl Net {
         let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
         let count = setup.pairs.len();
         if count == 0 || count > MAX_PAIRS {
-            return invalid("a network device has 1 to 256 queue pairs");
+            return invalid(&format!("a network device has 1 to {MAX_PAIRS} queue pairs"));
         }
         if setup.mtu.is_some_and(|mtu| mtu < MIN_MTU) {
             return invalid("a network device has an MTU of 68 at least");

@@ -70,7 +70,7 @@ async fn an_invalid_nic_is_refused_by_field() {
                 taps: Vec::new(),
                 ..nic(&fd)
             },
-            "nic.taps: must be 1 to 256, not 0",
+            "nic.taps: must be 1 to 127, not 0",
         ),
         (
             pb::Nic {

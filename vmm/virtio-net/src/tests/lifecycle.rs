@@ -2,10 +2,13 @@
 
 use std::fs::File;
 
+use husk_devices::pci::fake::FakeMsi;
 use husk_devices::virtio::ActivateError;
+use husk_devices::virtio::transport::VirtioPci;
+use husk_devices::virtio::transport::fake::{FakeIoEventFds, WINDOW};
 
 use super::*;
-use crate::{NetSetup, QueuePair};
+use crate::{MAX_PAIRS, NetSetup, QueuePair};
 
 #[test]
 fn a_second_driver_can_take_over() {
@@ -88,7 +91,7 @@ fn unsuitable_parameters_are_refused() {
         vhost: vhost.then(null),
     };
     for (mtu, pairs, reason) in [
-        (None, vec![], "1 to 256 queue pairs"),
+        (None, vec![], "1 to 127 queue pairs"),
         (Some(67), vec![pair(false)], "MTU"),
         (
             None,
@@ -107,6 +110,22 @@ fn unsuitable_parameters_are_refused() {
         let error = Net::new(setup).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
+}
+
+#[test]
+fn the_largest_device_fits_the_transport() {
+    let (tap, _peer) = UnixDatagram::pair().unwrap();
+    let taps: Vec<_> = (0..MAX_PAIRS).map(|_| tap.try_clone().unwrap()).collect();
+    let (net, _) = over(&taps);
+    let ioeventfds = Arc::new(FakeIoEventFds::default());
+    VirtioPci::new(
+        Box::new(net),
+        memory(&[(0, END)]),
+        &FakeMsi::default(),
+        ioeventfds,
+        WINDOW,
+    )
+    .unwrap();
 }
 
 #[test]
