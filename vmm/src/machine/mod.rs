@@ -319,9 +319,12 @@ impl Machine {
 
     /// Stops the machine and resets devices, interrupt controllers and memory to power-on state. [`Machine::arm`]
     /// resets the vCPUs.
+    ///
+    /// # Errors
+    /// If one vCPU does not answer in time, the machine runs on, unless the guest has asked for the reset.
     pub fn reset(&mut self) -> Result<(), MachineError> {
-        self.halted.store(true, Ordering::Release);
         self.stop_vcpus()?;
+        self.halted.store(true, Ordering::Release);
         self.stopped_clock = None;
         self.devices.components.reset();
         self.devices.components.log_pages(None);

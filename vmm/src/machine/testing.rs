@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use husk_disk::{Disk, DiskOptions};
 use uuid::Uuid;
@@ -11,6 +12,7 @@ use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
 use crate::ram::MemoryBacking;
 use crate::smbios::SystemIdentity;
+use crate::vcpu::Vcpu;
 
 /// A machine with one vCPU, a disk and a watchdog, which has not run.
 pub(crate) fn machine() -> Machine {
@@ -58,4 +60,19 @@ pub(crate) fn machine() -> Machine {
         input_wanted: eventfd().unwrap(),
     };
     Machine::new(&host, config, callbacks, serial).unwrap()
+}
+
+/// Replaces the vCPU by one that does not answer.
+pub(crate) fn silence(machine: &mut Machine) {
+    machine.vcpus = vec![Vcpu::ended(0)];
+}
+
+/// Removes the vCPUs.
+pub(crate) fn remove_vcpus(machine: &mut Machine) {
+    machine.vcpus.clear();
+}
+
+/// True if no vCPU may enter the guest.
+pub(crate) fn is_halted(machine: &Machine) -> bool {
+    machine.halted.load(Ordering::Acquire)
 }

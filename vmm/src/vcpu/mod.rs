@@ -232,6 +232,19 @@ impl Vcpu {
     }
 }
 
+#[cfg(test)]
+impl Vcpu {
+    /// A vCPU whose thread has ended.
+    pub(crate) fn ended(index: u32) -> Self {
+        Self {
+            index,
+            commands: None,
+            kicker: Kicker::default(),
+            thread: None,
+        }
+    }
+}
+
 impl Drop for Vcpu {
     fn drop(&mut self) {
         self.commands = None;

@@ -11,6 +11,8 @@ use husk_seccomp::{ThreadRole, install};
 use super::{Message, PauseReasons, SoftReboot, Vm, VmExit};
 use crate::boot::{BootError, LoadedKernel};
 use crate::control::service::VmmCommand;
+use crate::machine::MachineError;
+use crate::vcpu::VcpuError;
 
 /// Maximum time to find and load a kernel, on slow storage too.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
@@ -69,15 +71,23 @@ impl Vm {
     }
 
     /// Resets the machine and boots it again. Returns the exit if that ends the VM.
-    pub(super) fn reset(&mut self, cause: &str) -> Option<VmExit> {
-        self.soft_reboot = SoftReboot::No;
+    ///
+    /// # Errors
+    /// A vCPU does not answer. The machine is not reset, and the VM runs on.
+    pub(super) fn reset(&mut self, cause: &str) -> Result<Option<VmExit>, VcpuError> {
         if self.stop_precopy() {
             tracing::info!("the reset ends the copying of memory");
         }
-        let running = self.running.as_mut()?;
-        if let Err(error) = running.machine.reset() {
-            return Some(VmExit::error(error));
+        let Some(running) = self.running.as_mut() else {
+            return Ok(None);
+        };
+        match running.machine.reset() {
+            Ok(()) => {}
+            Err(MachineError::Vcpu(error @ VcpuError::Unresponsive(_))) => return Err(error),
+            Err(error) => return Ok(Some(VmExit::error(error))),
         }
+        self.soft_reboot = SoftReboot::No;
+        self.due_reset = None;
         // No vCPU has run since: events still queued are from before the reset.
         self.mailbox.drop_events();
         self.stopped_disks.clear();
@@ -86,6 +96,6 @@ impl Vm {
             cause: cause.to_owned(),
         }));
         tracing::info!(cause, "machine reset");
-        self.boot(self.state == State::Paused).err()
+        Ok(self.boot(self.state == State::Paused).err())
     }
 }

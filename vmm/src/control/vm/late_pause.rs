@@ -11,12 +11,15 @@ use super::{Vm, VmExit};
 use crate::machine::MachineError;
 use crate::vcpu::VcpuError;
 
-/// Time until a pause is tried again. The other vCPUs stand still during each attempt.
-const AGAIN: Duration = Duration::from_secs(10);
+/// Time until a pause or a reset is tried again. The other vCPUs stand still during each attempt.
+pub(super) const AGAIN: Duration = Duration::from_secs(10);
 
 impl Vm {
     /// Pauses the VM if it runs, or pauses it later. Returns the exit if it cannot be paused at all.
     pub(super) fn pause_by_itself(&mut self, reason: PauseReason) -> Option<VmExit> {
+        if self.due_reset.is_some() {
+            return None;
+        }
         // The next attempt is due later, for all reasons.
         if self.state == State::Running && !self.due_pauses.is_empty() {
             self.due_pauses.insert(reason);
@@ -41,7 +44,7 @@ impl Vm {
         }
         tracing::warn!(%error, again = ?AGAIN, "the VM runs on, and is paused later");
         self.due_pauses.insert(reason);
-        (self.late_pause.0)(Some(AGAIN));
+        (self.retry.0)(Some(AGAIN));
         None
     }
 
@@ -69,7 +72,7 @@ mod tests {
         assert_eq!(vm.disk_stopped("root".into(), "error".into()), None);
         assert!(vm.state == State::Running && vm.pause_reasons.is_empty());
         let messages = messages_after(&mut vm, AGAIN * 2).await;
-        let is_due = |message: &Message| matches!(message, Message::LatePause);
+        let is_due = |message: &Message| matches!(message, Message::Retry);
         assert!(messages.iter().any(is_due), "{messages:?}");
         assert_eq!(vm.late_pause_due(), None);
         let reasons: Vec<_> = vm.pause_reasons.iter().collect();

@@ -19,8 +19,8 @@ pub(in crate::control) enum Message {
     RtcAlarm,
     /// The watchdog's timer has run out.
     WatchdogAlarm,
-    /// A pause that was not possible is to be tried again.
-    LatePause,
+    /// A reset or a pause that was not possible is to be tried again.
+    Retry,
     /// The interrupt of power events is to be raised again.
     PowerRepeat,
     /// The kernel was loaded, or not.

@@ -5,6 +5,7 @@
 mod boot;
 mod exit;
 mod late_pause;
+mod late_reset;
 mod mailbox;
 mod pause;
 mod power_events;
@@ -82,7 +83,9 @@ struct Vm {
     pause_reasons: PauseReasons,
     /// Reasons for which a VM that runs is to be paused, as soon as its vCPUs can be.
     due_pauses: PauseReasons,
-    late_pause: Timer,
+    /// Cause for which the machine is to be reset, as soon as its vCPUs can be stopped. It makes a pause void.
+    due_reset: Option<&'static str>,
+    retry: Timer,
     /// Disks that hold failed requests, with the first error of each. A resume retries the requests.
     stopped_disks: BTreeMap<String, String>,
     power_repeat: Timer,
@@ -208,7 +211,8 @@ impl Vm {
             state: State::Empty,
             pause_reasons: PauseReasons::default(),
             due_pauses: PauseReasons::default(),
-            late_pause: Timer(timer(&messages, || Message::LatePause)),
+            due_reset: None,
+            retry: Timer(timer(&messages, || Message::Retry)),
             stopped_disks: BTreeMap::new(),
             power_repeat: Timer(timer(&messages, || Message::PowerRepeat)),
             power_repeats_left: 0,
@@ -235,7 +239,8 @@ impl Vm {
                     None
                 }
                 Some(Message::WatchdogAlarm) => self.watchdog_due(),
-                Some(Message::LatePause) => self.late_pause_due(),
+                Some(Message::Retry) if self.due_reset.is_some() => self.late_reset_due(),
+                Some(Message::Retry) => self.late_pause_due(),
                 Some(Message::PowerRepeat) => {
                     self.power_repeat_due();
                     None
@@ -320,8 +325,12 @@ impl Vm {
                     let _ = reply.send(Err(status));
                     return None;
                 }
-                let exit = self.reset("requested by the monitor");
-                let _ = reply.send(exit.as_ref().map_or(Ok(()), |e| Err(failed(&e.detail))));
+                let (answer, exit) = match self.reset("requested by the monitor") {
+                    Ok(None) => (Ok(()), None),
+                    Ok(Some(exit)) => (Err(failed(&exit.detail)), Some(exit)),
+                    Err(error) => (Err(failed(error)), None),
+                };
+                let _ = reply.send(answer);
                 return exit;
             }
             VmmCommand::Stop(reply) => return Some(stopped(reply)),
@@ -456,7 +465,7 @@ impl Vm {
 
     fn guest_powered_off(&mut self) -> Option<VmExit> {
         match self.soft_reboot.left(Instant::now()) {
-            Some(_) => self.reset("soft reboot"),
+            Some(_) => self.reset_by_itself("soft reboot"),
             None => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
         }
     }
@@ -464,7 +473,7 @@ impl Vm {
     fn handle_event(&mut self, event: VmEvent) -> Option<VmExit> {
         match event {
             VmEvent::Guest(MachineEvent::Poweroff) => self.guest_powered_off(),
-            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset(cause),
+            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset_by_itself(cause),
             VmEvent::Guest(MachineEvent::Panicked) => {
                 Some(VmExit::new(ExitReason::GuestPanic, "guest kernel panicked"))
             }

@@ -22,6 +22,10 @@ impl Vm {
     /// Takes the state of the paused VM. Its memory was copied before if `precopied`.
     pub(super) fn save(&mut self, precopied: bool) -> Result<CapturedVm, Status> {
         self.check_not_saving()?;
+        // The saved state would not have it.
+        if self.due_reset.is_some() {
+            return Err(Status::failed_precondition("the machine is to be reset"));
+        }
         if self.state != State::Paused {
             return Err(wrong_state(self.state));
         }

@@ -17,6 +17,9 @@ impl Vm {
     pub(super) fn watchdog_due(&mut self) -> Option<VmExit> {
         let running = self.running.as_ref()?;
         let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
+        if self.due_reset.is_some() {
+            return None;
+        }
         if action == WatchdogAction::Shutdown {
             let now = Instant::now();
             if self.watchdog_pressed.is_some_and(|at| now < at + PRESS_PAUSE) {
@@ -29,7 +32,7 @@ impl Vm {
             action: action.into(),
         }));
         match action {
-            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset("watchdog"),
+            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset_by_itself("watchdog"),
             WatchdogAction::Poweroff => {
                 let detail = "the guest's watchdog ran out, and its action is to power off";
                 Some(VmExit::new(ExitReason::Watchdog, detail))
