@@ -135,7 +135,7 @@ fn damaged(store: &ObjectStore, key: &Key, damage: &[Splice]) {
             object.uid(),
             object.created(),
             object.is_deleting(),
-            object.is_owned_by("x"),
+            object.is_owned_by(object),
         );
         let _ = store.begin_deletion(key);
     }

@@ -69,12 +69,25 @@ impl StoredObject {
         self.metadata("deletionTimestamp").is_some()
     }
 
-    /// True if it belongs to an object with this UID, and goes with it.
+    /// True if it belongs to `owner`, and goes with it. A copy of the owner's file has the same UID, but another name.
     #[must_use]
-    pub fn is_owned_by(&self, uid: &str) -> bool {
+    pub fn is_owned_by(&self, owner: &StoredObject) -> bool {
+        let uid = owner.uid();
+        !uid.is_empty()
+            && self
+                .owners()
+                .any(|reference| reference["uid"] == uid && is_of(reference, &owner.key))
+    }
+
+    /// True if an owner of it has the kind and the name of `key`.
+    #[must_use]
+    pub fn names_owner(&self, key: &Key) -> bool {
+        self.owners().any(|reference| is_of(reference, key))
+    }
+
+    fn owners(&self) -> impl Iterator<Item = &Value> {
         let owners = self.value().pointer("/metadata/ownerReferences");
-        let owners = owners.and_then(Value::as_array).into_iter().flatten();
-        !uid.is_empty() && owners.into_iter().any(|owner| owner["uid"] == uid)
+        owners.and_then(Value::as_array).into_iter().flatten()
     }
 
     fn metadata(&self, field: &str) -> Option<&str> {
@@ -94,6 +107,11 @@ impl Objects {
     pub fn find<T>(&self, key: &Key, find: impl FnOnce(&ObjectKind) -> Option<&T>) -> Option<&T> {
         find(&self.get(key)?.object.kind)
     }
+}
+
+/// True if an entry of `ownerReferences` has the kind and the name of `key`.
+fn is_of(reference: &Value, key: &Key) -> bool {
+    reference["kind"] == key.kind.name() && reference["name"] == key.name.as_str()
 }
 
 /// An error of a manifest in one line, without its position.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use husk_claims::ClaimError;
 use husk_objects::{Key, Kind, ObjectError, Objects, StoredObject};
-use serde_json::Value;
 
 use super::systemd::Systemd;
 use super::{FirstStart, Machine, data_volume, vm};
@@ -107,7 +106,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
             FirstStart::of(machine, &object.key).clear()?;
             let volumes = machine.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
             for owned in &volumes.objects {
-                if owned.is_owned_by(object.uid()) && owned.key.namespace == object.key.namespace {
+                if owned.is_owned_by(object) && owned.key.namespace == object.key.namespace {
                     delete(machine, systemd, &owned.key)?;
                 }
             }
@@ -163,7 +162,7 @@ fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failu
     let owned = volumes
         .objects
         .iter()
-        .filter(|volume| volume.key.namespace == *namespace && names_owner(volume, key));
+        .filter(|volume| volume.key.namespace == *namespace && volume.names_owner(key));
     let names: Vec<&str> = owned.map(|volume| volume.key.name.as_str()).collect();
     if names.is_empty() {
         return Ok(None);
@@ -172,15 +171,6 @@ fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failu
     Ok(Some(format!(
         "its DataVolumes stay, with their data: {command} deletes them"
     )))
-}
-
-/// True if the owner of an object has the kind and the name of `key`.
-fn names_owner(object: &StoredObject, key: &Key) -> bool {
-    let owners = object.value().pointer("/metadata/ownerReferences");
-    let owners = owners.and_then(Value::as_array).into_iter().flatten();
-    owners
-        .into_iter()
-        .any(|owner| owner["kind"] == key.kind.name() && owner["name"] == key.name.as_str())
 }
 
 /// A line for each damaged DataVolume in the namespace of a VM that is deleted: it may be one of the VM's, and stays.
@@ -266,7 +256,7 @@ fn remove_orphaned_imports(machine: &Machine, objects: &Objects) {
 mod tests {
     use std::fs;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::machine::fake_systemd::FakeSystemd;

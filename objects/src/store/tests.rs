@@ -153,6 +153,24 @@ fn an_object_whose_file_is_damaged_keeps_its_identity() {
 }
 
 #[test]
+fn a_copy_of_an_owner_owns_nothing() {
+    let (_folder, store) = store();
+    let owner = store.apply(&vm("Halted")).expect("applied").object;
+    let mut manifest = secret("one");
+    manifest["metadata"]["ownerReferences"] =
+        json!([{"kind": "VirtualMachine", "name": "demo", "uid": owner.uid()}]);
+    let owned = store.apply(&manifest).expect("applied").object;
+    assert!(owned.is_owned_by(&owner) && owned.names_owner(&owner.key));
+
+    let text = fs::read_to_string(store.file(&owner.key)).expect("read");
+    let key = Key::new(Kind::VirtualMachine, "test", "copy");
+    fs::write(store.file(&key), text.replace("name: demo", "name: copy")).expect("written");
+    let copy = store.get(&key).expect("stored");
+    assert_eq!(copy.uid(), owner.uid());
+    assert!(!owned.is_owned_by(&copy));
+}
+
+#[test]
 fn an_edit_that_breaks_an_object_is_refused() {
     let (_folder, store) = store();
     let key = store.apply(&vm("Halted")).expect("applied").object.key;
