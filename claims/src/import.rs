@@ -133,7 +133,7 @@ impl Import {
 }
 
 /// True if the open directory is the one at `path`.
-fn is_at(directory: &File, path: &Path) -> bool {
+pub(crate) fn is_at(directory: &File, path: &Path) -> bool {
     let (Ok(open), Ok(named)) = (rustix::fs::fstat(directory), rustix::fs::stat(path)) else {
         return false;
     };

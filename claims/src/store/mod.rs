@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::claim::{self, Claim, NewClaim};
 use crate::copy;
 use crate::error::ClaimError;
+use crate::import::is_at;
 
 /// Directory of changes; no namespace has a name with a dot.
 const CHANGES: &str = ".changes";
@@ -283,22 +284,30 @@ impl ClaimStore {
         if !directory.is_dir() {
             return Err(unknown());
         }
-        let change = self.begin()?;
+        let missing = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => unknown(),
+            _ => ClaimError::io(&directory)(error),
+        };
+        let lock = File::open(&directory).map_err(missing)?;
+        flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
+        // Another process may have removed it before it was locked.
+        if !is_at(&lock, &directory) {
+            return Err(unknown());
+        }
         let image = directory.join(IMAGE);
         // Locked until it is removed, so that no VM opens it meanwhile.
-        let lock = match File::options().read(true).write(true).open(&image) {
+        let used = match File::options().read(true).write(true).open(&image) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             other => Some(other.map_err(ClaimError::io(&image))?),
         };
-        if let Some(lock) = &lock {
-            husk_volumes::lock_image(lock, &image, Sharing::Exclusive)
+        if let Some(used) = &used {
+            husk_volumes::lock_image(used, &image, Sharing::Exclusive)
                 .map_err(|_| ClaimError::InUse(claim::name(namespace, name)))?;
         }
-        let moved = change.path.join("removed");
-        match fs::rename(&directory, &moved) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(unknown()),
-            other => other.map_err(ClaimError::io(&directory))?,
-        }
+        let changes = self.changes()?;
+        // A new directory would take space, which a full disk does not have.
+        let moved = changes.join(uuid::Uuid::new_v4().to_string());
+        fs::rename(&directory, &moved).map_err(missing)?;
         let parent = self.path.join(namespace);
         sync_directory(&parent)?;
         fs::remove_dir_all(&moved).map_err(ClaimError::io(&moved))?;
@@ -307,8 +316,8 @@ impl ClaimStore {
         Ok(())
     }
 
-    /// Begins a change, and removes what dead processes have left.
-    fn begin(&self) -> Result<Change, ClaimError> {
+    /// The directory of changes, without what dead processes have left.
+    fn changes(&self) -> Result<PathBuf, ClaimError> {
         let changes = self.path.join(CHANGES);
         make_directory(&changes)?;
         for entry in fs::read_dir(&changes)
@@ -323,6 +332,12 @@ impl ClaimStore {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
+        Ok(changes)
+    }
+
+    /// Begins a change.
+    fn begin(&self) -> Result<Change, ClaimError> {
+        let changes = self.changes()?;
         loop {
             let path = changes.join(uuid::Uuid::new_v4().to_string());
             make_directory(&path)?;

@@ -1,6 +1,8 @@
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
+use rustix::fs::inotify;
 
 use super::*;
 
@@ -145,6 +147,20 @@ fn volume_of_a_vm_is_neither_removed_nor_copied() {
     assert_eq!(store.resize("default", "data", 2 * MIB).unwrap(), 2 * MIB);
     drop(image);
     store.remove("default", "data").unwrap();
+}
+
+#[test]
+fn the_removal_of_a_volume_makes_no_directory() {
+    let (_home, store) = store();
+    store.create(&new("data", MIB)).unwrap();
+    let events = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    let changes = store.path.join(CHANGES);
+    inotify::add_watch(&events, &changes, inotify::WatchFlags::CREATE).unwrap();
+    store.remove("default", "data").unwrap();
+    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let made = inotify::Reader::new(events, &mut buffer).next().map(drop);
+    assert_eq!(made, Err(Errno::AGAIN));
+    assert_eq!(fs::read_dir(&changes).unwrap().count(), 0);
 }
 
 #[test]

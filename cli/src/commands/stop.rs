@@ -1,11 +1,11 @@
 //! `husk stop`.
 
 use husk_monitor::state::{RuntimeDir, VmDir};
-use husk_objects::ObjectError;
+use husk_objects::{ObjectError, StoredObject};
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, chain, note};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::{FirstStart, Machine, vm};
@@ -19,7 +19,8 @@ use crate::vm_ref::VmRef;
 /// Halted, as with `virtctl stop`. Ctrl-C ends the wait, not the shutdown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 if all VMs have ended, gracefully or not.
+Exit status: 0 if all VMs have ended, gracefully or not; 1 also if the run
+strategy of one could not be changed.
 
 Examples:
   husk stop demo
@@ -65,8 +66,9 @@ fn stop(
     let mut running = Vec::new();
     for name in vms {
         match begin(machine, systemd, runtime, name) {
-            Ok(Some(unit)) => {
+            Ok(Some(Stopping { unit, unsaved })) => {
                 running.extend(asked(runtime, name, &unit, mode).map(Ok));
+                running.extend(unsaved.map(Err));
                 waits.stops.push(name.clone());
             }
             Ok(None) => running.push(live_vm::find(name)),
@@ -92,14 +94,20 @@ fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Opt
     (!by_systemd || !matches!(mode, StopMode::Graceful(None))).then_some(found)
 }
 
-/// Stops and disables the unit of a VM of the store, and returns the unit. `None` if systemd does not run a VM of this
-/// name.
+/// A VM of the store whose unit stops.
+struct Stopping {
+    unit: Unit,
+    /// Why the store does not say so.
+    unsaved: Option<Failure>,
+}
+
+/// Stops and disables the unit of a VM of the store. `None` if systemd does not run a VM of this name.
 fn begin(
     machine: &Machine,
     systemd: Option<Systemd>,
     runtime: &RuntimeDir,
     name: &VmRef,
-) -> Result<Option<Unit>, Failure> {
+) -> Result<Option<Stopping>, Failure> {
     let stored = match machine.vm(name) {
         Err(ObjectError::NotFound(_)) => return Ok(None),
         found => found,
@@ -111,23 +119,37 @@ fn begin(
     if !unit.runs() && !unit.is_stopping() && runtime.find(&name.namespace, &name.name).is_ok() {
         return Ok(None);
     }
-    match stored {
-        Ok(stored) if vm::run_strategy(&stored) == RunStrategy::Always => {
-            machine
-                .objects
-                .edit(&stored.key, |object| vm::set_runs(object, false))?;
-        }
-        Ok(_) => {}
+    let stored = match stored {
+        Ok(stored) => Some(stored),
         Err(damaged @ ObjectError::Damaged { .. }) => {
             note(&format!("{damaged}: the run strategy of {name} stays"));
+            None
         }
         Err(error) => return Err(error.into()),
+    };
+    // A VM stops also if the disk is full.
+    let unsaved = save(machine, name, stored.as_ref()).err();
+    systemd.stop_for_good(name, &unit)?;
+    Ok(Some(Stopping { unit, unsaved }))
+}
+
+/// Stores that a VM is not to run.
+fn save(machine: &Machine, name: &VmRef, stored: Option<&StoredObject>) -> Result<(), Failure> {
+    if let Some(stored) = stored.filter(|stored| vm::run_strategy(stored) == RunStrategy::Always) {
+        let edited = machine
+            .objects
+            .edit(&stored.key, |object| vm::set_runs(object, false));
+        edited.map_err(|error| {
+            let error = chain(&error);
+            Failure::Runtime(format!(
+                "{name} stops, but keeps the run strategy Always, by which `husk apply` starts it again: {error}"
+            ))
+        })?;
     }
     for key in vm::keys(name) {
         FirstStart::of(machine, &key).clear()?;
     }
-    systemd.stop_for_good(name, &unit)?;
-    Ok(Some(unit))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -169,6 +191,34 @@ mod tests {
         assert_eq!(FakeSystemd::changes(), expected.concat());
         let stored = machine.objects.get(&a).unwrap();
         assert_eq!(vm::run_strategy(&stored), RunStrategy::Halted);
+    }
+
+    #[test]
+    fn a_vm_stops_on_a_full_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vm = test_manifests::vm("demo", "Always");
+        let key = machine.objects.apply(&vm).unwrap().object.key;
+        // No new file can be written.
+        fs::create_dir(machine.objects.file(&key).with_file_name(".demo.new")).unwrap();
+        let systemd = FakeSystemd {
+            units: [("husk@default:demo.service".to_owned(), "active")].into(),
+            ends: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let mode = StopMode::Graceful(None);
+        let stopped = stop(&machine, Some(systemd), &runtime, &[vm::name(&key)], mode);
+        let changes = ["disable", "stop"].map(|verb| format!("{verb} husk@default:demo.service"));
+        assert_eq!(FakeSystemd::changes(), changes);
+        let Err(Failure::Runtime(text)) = stopped else {
+            panic!("{stopped:?}")
+        };
+        assert!(
+            text.starts_with("demo stops, but keeps the run strategy Always"),
+            "{text}"
+        );
     }
 
     #[test]

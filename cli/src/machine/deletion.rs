@@ -367,6 +367,32 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_is_deleted_with_its_volume_on_a_full_disk() {
+        let (_folder, machine) = machine();
+        let vm = machine
+            .objects
+            .apply(&test_manifests::vm("demo", "Always"))
+            .unwrap();
+        let mut volume = data_volume("root", "default", "demo");
+        volume["metadata"]["ownerReferences"][0]["uid"] = vm.object.uid().into();
+        let volume = machine.objects.apply(&volume).unwrap().object;
+        let (name, objects) = (vm::name(&volume.key), machine.objects.read().unwrap());
+        data_volume::import(&machine, &objects, &name, &mut |_| {}).unwrap();
+        // No new file can be written.
+        for (key, new) in [(&vm.object.key, ".demo.new"), (&volume.key, ".root.new")] {
+            fs::create_dir(machine.objects.file(key).with_file_name(new)).unwrap();
+        }
+        let systemd = FakeSystemd {
+            lacks_unit_file: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        delete(&machine, Some(systemd), &vm.object.key).unwrap();
+        assert!(machine.objects.read().unwrap().objects.is_empty());
+        assert!(!machine.claims.has("default", "root"));
+    }
+
+    #[test]
     fn volumes_of_a_damaged_vm_are_named() {
         let (_folder, machine) = machine();
         let vm = Key::new(Kind::VirtualMachine, "test", "demo");

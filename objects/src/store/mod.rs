@@ -4,7 +4,7 @@ mod damaged;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use husk_vmi::MANIFEST_LIMIT;
@@ -19,6 +19,9 @@ use crate::stored::{Objects, StoredObject};
 const LOCK: &str = ".lock";
 /// End of the name of a file that is not complete.
 const NEW: &str = ".new";
+/// Mode bit of the file of an object whose deletion has begun on a full disk. It means nothing to Linux, and takes no
+/// space.
+const DELETING: u32 = 0o1000;
 /// Fields of `metadata` that an API server owns.
 const SERVER_FIELDS: [&str; 8] = [
     "uid",
@@ -125,12 +128,21 @@ impl ObjectStore {
             reason: reason.to_owned(),
         };
         let file = File::open(&path).map_err(missing)?;
+        let mode = file
+            .metadata()
+            .map_err(ObjectError::io(&path))?
+            .permissions()
+            .mode();
         let mut text = Vec::new();
         file.take(MANIFEST_LIMIT as u64 + 1)
             .read_to_end(&mut text)
             .map_err(ObjectError::io(&path))?;
         let text = String::from_utf8(text).map_err(|_| damaged("it is not UTF-8"))?;
-        StoredObject::parse(key.clone(), &path, &text)
+        let mut object = StoredObject::parse(key.clone(), &path, &text)?;
+        if mode & DELETING != 0 {
+            mark(&mut object.object.value);
+        }
+        Ok(object)
     }
 
     /// Path of the file of an object, whether it exists or not.
@@ -209,17 +221,15 @@ impl ObjectStore {
         Ok(object)
     }
 
-    /// Begins the deletion of an object: it cannot change any more, and VMs do not use it.
+    /// Begins the deletion of an object: it cannot change any more, and VMs do not use it. Works on a full disk.
     ///
     /// # Errors
     /// There is no such object, or the store cannot be written.
     pub fn begin_deletion(&self, key: &Key) -> Result<StoredObject, ObjectError> {
-        self.edit(key, |object| {
-            let metadata = &mut object["metadata"];
-            if metadata.get("deletionTimestamp").is_none() {
-                metadata["deletionTimestamp"] = json!(now());
-            }
-        })
+        match self.edit(key, mark) {
+            Err(error @ ObjectError::Io { .. }) => self.mark_file(key, true, error),
+            done => done,
+        }
     }
 
     /// Takes back that the deletion of an object has begun.
@@ -227,11 +237,38 @@ impl ObjectStore {
     /// # Errors
     /// There is no such object, or the store cannot be written.
     pub fn cancel_deletion(&self, key: &Key) -> Result<StoredObject, ObjectError> {
-        self.edit(key, |object| {
+        let edited = self.edit(key, |object| {
             if let Some(metadata) = object["metadata"].as_object_mut() {
                 metadata.remove("deletionTimestamp");
             }
-        })
+        });
+        match edited {
+            Err(error @ ObjectError::Io { .. }) => self.mark_file(key, false, error),
+            // The new file has no mark.
+            done => done,
+        }
+    }
+
+    /// Marks the file of an object as deleted, or no more, by its mode. Fails with `error` if that has no effect.
+    fn mark_file(&self, key: &Key, deleting: bool, error: ObjectError) -> Result<StoredObject, ObjectError> {
+        let _lock = self.lock()?;
+        let path = self.file(key);
+        let set = |file: File| {
+            let mut permissions = file.metadata()?.permissions();
+            let mode = permissions.mode();
+            permissions.set_mode(if deleting {
+                mode | DELETING
+            } else {
+                mode & !DELETING
+            });
+            file.set_permissions(permissions)?;
+            file.sync_all()
+        };
+        File::open(&path).and_then(set).map_err(ObjectError::io(&path))?;
+        match self.get(key)? {
+            object if object.is_deleting() == deleting => Ok(object),
+            _ => Err(error),
+        }
     }
 
     /// Removes the file of an object, damaged or not.
@@ -293,7 +330,11 @@ impl ObjectStore {
         file.write_all(text.as_bytes())
             .and_then(|()| file.sync_all())
             .and_then(|()| fs::rename(&new, &path))
-            .map_err(ObjectError::io(&path))?;
+            .map_err(|error| {
+                // It would take space on a disk that is full.
+                let _ = fs::remove_file(&new);
+                ObjectError::io(&path)(error)
+            })?;
         // The directories above may be new too.
         for directory in directory.ancestors().take(3) {
             sync_directory(directory)?;
@@ -345,6 +386,14 @@ fn complete(manifest: &Value, key: &Key, old: &Value) -> Value {
     }
     object["metadata"] = Value::Object(metadata);
     object
+}
+
+/// Marks a manifest as that of an object whose deletion has begun.
+fn mark(object: &mut Value) {
+    let metadata = &mut object["metadata"];
+    if metadata.get("deletionTimestamp").is_none() {
+        metadata["deletionTimestamp"] = json!(now());
+    }
 }
 
 /// The time as an API server writes it.

@@ -200,6 +200,36 @@ fn a_deletion_is_begun_and_ended() {
 }
 
 #[test]
+fn a_deletion_begins_on_a_full_disk() {
+    let (_folder, store) = store();
+    let object = store.apply(&vm("Always")).expect("applied").object;
+    let key = &object.key;
+    // No new file can be written.
+    let full = store.file(key).with_file_name(".demo.new");
+    fs::create_dir(&full).expect("made");
+    store.edit(key, |_| {}).expect_err("full");
+    for _ in 0..2 {
+        assert!(store.begin_deletion(key).expect("begun").is_deleting());
+        assert!(store.get(key).expect("stored").is_deleting());
+        assert!(matches!(
+            store.apply(&vm("Always")),
+            Err(ObjectError::Deleting(_))
+        ));
+        assert_eq!(store.cancel_deletion(key).expect("cancelled"), object);
+    }
+    store.begin_deletion(key).expect("begun");
+    fs::remove_dir(&full).expect("removed");
+    assert_eq!(store.cancel_deletion(key).expect("cancelled"), object);
+    assert_eq!(store.get(key).expect("stored"), object);
+    // The file itself says so: a mode cannot take that back.
+    store.begin_deletion(key).expect("begun");
+    fs::create_dir(&full).expect("made");
+    store.cancel_deletion(key).expect_err("full");
+    assert!(store.get(key).expect("stored").is_deleting());
+    store.remove(key).expect("removed");
+}
+
+#[test]
 fn what_a_power_cut_leaves_is_removed() {
     let (_folder, store) = store();
     store.remove_leftovers().expect("no store");
