@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::claim::{self, NewClaim};
 use crate::error::ClaimError;
-use crate::store::{ClaimStore, IMAGE, in_mib, make_directory, sync_directory};
+use crate::store::{ClaimStore, IMAGE, in_mib, make_directory, open_if_there, sync_directory};
 
 /// Directory of imports; no namespace has a name with a dot.
 const IMPORTS: &str = ".imports";
@@ -35,7 +35,7 @@ impl ClaimStore {
             }
             make_directory(&path)?;
             sync_directory(&self.path)?;
-            let Ok(lock) = File::open(&path) else {
+            let Some(lock) = open_if_there(&path)? else {
                 continue;
             };
             flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&path))?;
@@ -64,7 +64,7 @@ impl ClaimStore {
     pub fn abandon_import(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
         let path = self.import_path(namespace, name);
         loop {
-            let Ok(lock) = File::open(&path) else {
+            let Some(lock) = open_if_there(&path)? else {
                 return Ok(());
             };
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -341,7 +341,8 @@ impl ClaimStore {
         loop {
             let path = changes.join(uuid::Uuid::new_v4().to_string());
             make_directory(&path)?;
-            let Ok(directory) = File::open(&path) else {
+            let opened = open_if_there(&path).inspect_err(|_| drop(fs::remove_dir(&path)));
+            let Some(directory) = opened? else {
                 continue;
             };
             flock(&directory, FlockOperation::LockExclusive).map_err(ClaimError::io(&path))?;
@@ -405,6 +406,14 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), ClaimError> {
         .mode(0o700)
         .create(path)
         .map_err(ClaimError::io(path))
+}
+
+/// Opens a directory; none if another process has removed it.
+pub(crate) fn open_if_there(path: &Path) -> Result<Option<File>, ClaimError> {
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(ClaimError::io(path)),
+    }
 }
 
 pub(crate) fn sync_directory(path: &Path) -> Result<(), ClaimError> {

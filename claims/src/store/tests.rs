@@ -1,8 +1,14 @@
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use proptest::prelude::*;
-use rustix::fs::inotify;
+use rustix::fs::{Mode, inotify};
+use rustix::process::umask;
+use rustix::thread::{
+    CapabilitySet, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
+};
 
 use super::*;
 
@@ -161,6 +167,39 @@ fn the_removal_of_a_volume_makes_no_directory() {
     let made = inotify::Reader::new(events, &mut buffer).next().map(drop);
     assert_eq!(made, Err(Errno::AGAIN));
     assert_eq!(fs::read_dir(&changes).unwrap().count(), 0);
+}
+
+/// Runs `change` where nobody can open a directory that it makes. Ends the tests if it does not end: each round of an
+/// endless loop makes a directory.
+fn without_access<T: Send + 'static>(change: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        // SAFETY: the thread only gets a umask of its own.
+        unsafe { unshare_unsafe(UnshareFlags::FS) }.unwrap();
+        umask(Mode::RWXU);
+        let mut sets = capabilities(None).unwrap();
+        sets.effective = CapabilitySet::empty();
+        set_capabilities(None, sets).unwrap();
+        sender.send(change())
+    });
+    receiver
+        .recv_timeout(Duration::from_secs(5))
+        .unwrap_or_else(|_| std::process::abort())
+}
+
+#[test]
+fn a_directory_that_cannot_be_opened_is_an_error() {
+    let (_home, store) = store();
+    drop(store.begin_import("default", "other").unwrap());
+    let changes = store.changes().unwrap();
+    let change = store.clone();
+    let begun = without_access(move || change.begin().map(drop));
+    assert!(matches!(begun, Err(ClaimError::Io { .. })), "{begun:?}");
+    assert_eq!(fs::read_dir(changes).unwrap().count(), 0);
+    let made = store.path.join(".imports/default:data");
+    let begun = without_access(move || store.begin_import("default", "data").map(drop));
+    assert!(matches!(begun, Err(ClaimError::Io { .. })), "{begun:?}");
+    fs::remove_dir(made).unwrap();
 }
 
 #[test]
