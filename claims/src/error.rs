@@ -12,6 +12,9 @@ pub enum ClaimError {
     /// No claim has the name.
     #[error("no volume {0}: `husk volume list` shows them")]
     Unknown(String),
+    /// No claim can have the name.
+    #[error("{name:?} is no name of a volume: {fault}")]
+    Name { name: String, fault: &'static str },
     /// A claim has the name.
     #[error("there is a volume {0} already: choose another name, or remove it with `husk volume rm {0}`")]
     Exists(String),

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::claim::{self, NewClaim};
 use crate::error::ClaimError;
-use crate::store::{ClaimStore, IMAGE, in_mib, make_directory, open_if_there, sync_directory};
+use crate::store::{ClaimStore, IMAGE, check, in_mib, make_directory, open_if_there, sync_directory};
 
 /// Directory of imports; no namespace has a name with a dot.
 const IMPORTS: &str = ".imports";
@@ -28,6 +28,7 @@ impl ClaimStore {
     /// # Errors
     /// The claim exists, perhaps since the other process is done, or the store cannot be written.
     pub fn begin_import(&self, namespace: &str, name: &str) -> Result<Import, ClaimError> {
+        check(namespace, name)?;
         let path = self.import_path(namespace, name);
         loop {
             if self.has(namespace, name) {
@@ -53,8 +54,10 @@ impl ClaimStore {
     /// True if a process fills the volume now.
     #[must_use]
     pub fn is_importing(&self, namespace: &str, name: &str) -> bool {
-        File::open(self.import_path(namespace, name))
-            .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+        check(namespace, name).is_ok()
+            && File::open(self.import_path(namespace, name)).is_ok_and(|file| {
+                flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+            })
     }
 
     /// Removes what an import has left that nobody goes on with.
@@ -62,6 +65,7 @@ impl ClaimStore {
     /// # Errors
     /// A process fills the volume, or the store cannot be written.
     pub fn abandon_import(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
+        check(namespace, name)?;
         let path = self.import_path(namespace, name);
         loop {
             let Some(lock) = open_if_there(&path)? else {

@@ -26,6 +26,7 @@ mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
 pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Metadata, Vmi, load};
+pub use names::subdomain_fault;
 pub use plan::{
     AgentCredential, BlockSize, BootPlan, CacheMode, Controller, CredentialsPlan, DeviceType, DiskPlan,
     DiskSource, ErrorPolicy, FileId, FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile,

@@ -13,7 +13,8 @@ pub(crate) fn label_fault(name: &str) -> Option<&'static str> {
 }
 
 /// Error of a DNS-1123 subdomain (the name of an object), if it is invalid.
-pub(crate) fn subdomain_fault(name: &str) -> Option<&'static str> {
+#[must_use]
+pub fn subdomain_fault(name: &str) -> Option<&'static str> {
     if name.len() > 253 {
         return Some("must be no more than 253 characters");
     }

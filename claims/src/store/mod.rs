@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use husk_vmi::subdomain_fault;
 use husk_volumes::Sharing;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, fstatvfs, renameat_with};
 use rustix::io::Errno;
@@ -45,7 +46,8 @@ impl ClaimStore {
         ClaimStore { path: path.into() }
     }
 
-    /// Path of a volume's image, whether it exists or not.
+    /// Path of a volume's image, whether it exists or not. The names must be those of a claim that there is, or be
+    /// checked.
     #[must_use]
     pub fn image(&self, namespace: &str, name: &str) -> PathBuf {
         self.claim(namespace, name).join(IMAGE)
@@ -74,6 +76,7 @@ impl ClaimStore {
     /// # Errors
     /// There is none, or its file is damaged.
     pub fn get(&self, namespace: &str, name: &str) -> Result<Claim, ClaimError> {
+        check(namespace, name)?;
         let (file, image) = (
             self.claim(namespace, name).join(MANIFEST),
             self.image(namespace, name),
@@ -104,7 +107,7 @@ impl ClaimStore {
     /// True if there is a claim of this name.
     #[must_use]
     pub fn has(&self, namespace: &str, name: &str) -> bool {
-        self.claim(namespace, name).exists()
+        check(namespace, name).is_ok() && self.claim(namespace, name).exists()
     }
 
     /// Makes an empty volume.
@@ -180,6 +183,7 @@ impl ClaimStore {
         claim: &NewClaim,
         fill: impl FnOnce(&File) -> Result<(), ClaimError>,
     ) -> Result<(), ClaimError> {
+        check(&claim.namespace, &claim.name)?;
         let size = in_mib(claim.size);
         if claim.size < MIB {
             return Err(ClaimError::TooSmall);
@@ -198,6 +202,7 @@ impl ClaimStore {
 
     /// Gives a directory with a complete image its claim's file and its place.
     pub(crate) fn place(&self, directory: &Path, claim: &NewClaim, size: u64) -> Result<(), ClaimError> {
+        check(&claim.namespace, &claim.name)?;
         let manifest = NewClaim {
             size,
             ..claim.clone()
@@ -224,8 +229,8 @@ impl ClaimStore {
     /// The volume is larger, does not exist, or the store cannot be written.
     pub fn resize(&self, namespace: &str, name: &str, size: u64) -> Result<u64, ClaimError> {
         let size = in_mib(size);
-        let directory = self.claim(namespace, name);
         let _lock = self.lock(namespace, name)?;
+        let directory = self.claim(namespace, name);
         let image = directory.join(IMAGE);
         let file = OpenOptions::new()
             .write(true)
@@ -267,8 +272,8 @@ impl ClaimStore {
 
     /// Locks a claim that is to change.
     fn lock(&self, namespace: &str, name: &str) -> Result<File, ClaimError> {
-        let directory = self.claim(namespace, name);
         self.get(namespace, name)?;
+        let directory = self.claim(namespace, name);
         let lock = File::open(&directory).map_err(ClaimError::io(&directory))?;
         flock(&lock, FlockOperation::LockExclusive).map_err(ClaimError::io(&directory))?;
         Ok(lock)
@@ -279,6 +284,7 @@ impl ClaimStore {
     /// # Errors
     /// It does not exist, a VM uses it, or the store cannot be written.
     pub fn remove(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
+        check(namespace, name)?;
         let directory = self.claim(namespace, name);
         let unknown = || ClaimError::Unknown(claim::name(namespace, name));
         if !directory.is_dir() {
@@ -370,6 +376,7 @@ impl ClaimStore {
         sync_directory(file.parent().unwrap_or(&self.path))
     }
 
+    /// Path of a claim with a checked name.
     fn claim(&self, namespace: &str, name: &str) -> PathBuf {
         self.path.join(namespace).join(name)
     }
@@ -382,6 +389,19 @@ impl Drop for Change {
         let _ = fs::remove_dir_all(&self.path);
         let _ = flock(&self.directory, FlockOperation::Unlock);
     }
+}
+
+/// Checks names that become parts of a path.
+pub(crate) fn check(namespace: &str, name: &str) -> Result<(), ClaimError> {
+    for name in [namespace, name] {
+        if let Some(fault) = subdomain_fault(name) {
+            return Err(ClaimError::Name {
+                name: name.to_owned(),
+                fault,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A size rounded up to whole MiB.
@@ -422,7 +442,7 @@ pub(crate) fn sync_directory(path: &Path) -> Result<(), ClaimError> {
         .map_err(ClaimError::io(path))
 }
 
-/// Names of directories, sorted; those of the store itself begin with a dot.
+/// Names of directories that claims and namespaces may have, sorted; those of the store itself begin with a dot.
 fn names(directory: &Path) -> Result<Vec<String>, ClaimError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -431,7 +451,7 @@ fn names(directory: &Path) -> Result<Vec<String>, ClaimError> {
     let directories = entries.flatten().filter(|entry| entry.path().is_dir());
     let mut names: Vec<String> = directories
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| !name.starts_with('.'))
+        .filter(|name| subdomain_fault(name).is_none())
         .collect();
     names.sort();
     Ok(names)

@@ -96,6 +96,38 @@ fn volumes_are_made_grown_copied_and_removed() {
 }
 
 #[test]
+fn names_that_leave_their_place_are_refused() {
+    let (home, store) = store();
+    store.create(&NewClaim::new("test", "data", MIB)).unwrap();
+    store.create(&new("data", MIB)).unwrap();
+    let outside = home.path().join("outside");
+    let outside = outside.to_str().unwrap();
+    for (namespace, name) in [
+        ("default", "../test/data"),
+        ("default", outside),
+        ("default/..", "data"),
+        (".changes", "data"),
+        ("default", ""),
+        ("default", ".."),
+    ] {
+        assert!(!store.has(namespace, name));
+        for done in [
+            store.get(namespace, name).map(drop),
+            store.create(&NewClaim::new(namespace, name, MIB)),
+            store.copy((namespace, name), &new("copy", MIB), &|_, _| {}),
+            store.resize(namespace, name, 2 * MIB).map(drop),
+            store.relabel(namespace, name, &BTreeMap::new(), &BTreeMap::new()),
+            store.begin_import(namespace, name).map(drop),
+            store.abandon_import(namespace, name),
+            store.remove(namespace, name),
+        ] {
+            assert!(matches!(done, Err(ClaimError::Name { .. })), "{name}: {done:?}");
+        }
+    }
+    assert_eq!(listed(&store), ["data", "test/data"]);
+}
+
+#[test]
 fn what_a_power_cut_leaves_is_removed_at_the_next_change() {
     let (_home, store) = store();
     store.create(&new("kept", MIB)).unwrap();

@@ -3,9 +3,10 @@
 use husk_objects::{Key, Kind, StoredObject};
 use husk_vmi::instancetype::expand;
 use husk_vmi::objects::{DataVolume, Object, ObjectKind, RunStrategy};
-use husk_vmi::{CauseReason, FieldError, Vmi, validate};
+use husk_vmi::{CauseReason, FieldError, Vmi, subdomain_fault, validate};
 use serde_json::Value;
 
+use super::claim_of;
 use crate::vm_ref::VmRef;
 
 /// The VMI that a VM of the store describes.
@@ -87,10 +88,13 @@ pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, 
         }
     };
     validate(&expanded.vmi)?;
-    let missing = missing(&expanded.vmi);
-    match missing.is_empty() {
+    let errors: Vec<_> = missing(&expanded.vmi)
+        .into_iter()
+        .chain(claim_names(&expanded.vmi))
+        .collect();
+    match errors.is_empty() {
         true => Ok(expanded),
-        false => Err(missing),
+        false => Err(errors),
     }
 }
 
@@ -98,6 +102,23 @@ pub(crate) fn expanded(object: &Object, known: &[Object]) -> Result<ExpandedVm, 
 pub(crate) fn is_of_missing_object(error: &FieldError) -> bool {
     let of = |field: &str| error.field.starts_with(field);
     error.reason == CauseReason::FieldValueNotFound && (of("spec.instancetype.") || of("spec.preference."))
+}
+
+/// Errors for the names of claims that no claim has. They become parts of paths.
+fn claim_names(vmi: &Vmi) -> impl Iterator<Item = FieldError> {
+    vmi.spec.volumes.iter().enumerate().filter_map(|(index, volume)| {
+        let fault = subdomain_fault(claim_of(volume)?)?;
+        let field = match () {
+            () if volume.persistent_volume_claim.is_some() => "persistentVolumeClaim.claimName",
+            () if volume.ephemeral.is_some() => "ephemeral.persistentVolumeClaim.claimName",
+            () => "dataVolume.name",
+        };
+        Some(FieldError {
+            reason: CauseReason::FieldValueInvalid,
+            field: vmi.at(&format!("volumes[{index}].{field}")),
+            message: fault.to_owned(),
+        })
+    })
 }
 
 /// Errors for the networks and volumes that only a cluster can provide.

@@ -129,6 +129,44 @@ fn the_names_of_all_units_fit() {
 }
 
 #[test]
+fn names_of_claims_stay_in_their_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let source = |source: Value| {
+        let mut vm = vm("demo", "data");
+        let volume = &mut vm["spec"]["template"]["spec"]["volumes"][0];
+        volume.as_object_mut().unwrap().remove("dataVolume");
+        for (kind, fields) in source.as_object().unwrap() {
+            volume[kind] = fields.clone();
+        }
+        checked_vms(&machine, &given(&[vm]))
+    };
+    for bad in ["../test/data", "/srv/x", "..", "Data", "a/b"] {
+        for (given, field) in [
+            (
+                json!({"persistentVolumeClaim": {"claimName": bad}}),
+                "persistentVolumeClaim.claimName",
+            ),
+            (
+                json!({"ephemeral": {"persistentVolumeClaim": {"claimName": bad}}}),
+                "ephemeral.persistentVolumeClaim.claimName",
+            ),
+            (json!({"dataVolume": {"name": bad}}), "dataVolume.name"),
+        ] {
+            let Err(Failure::Manifest(lines)) = source(given) else {
+                panic!("{bad} was taken");
+            };
+            let [line] = &lines[..] else { panic!("{lines:?}") };
+            let expected = format!(
+                "vm.yaml: spec.template.spec.volumes[0].{field}: Invalid value: a lowercase RFC 1123 subdomain must"
+            );
+            assert!(line.starts_with(&expected), "{line}");
+        }
+    }
+    source(json!({"persistentVolumeClaim": {"claimName": "a.b-c"}})).unwrap();
+}
+
+#[test]
 fn the_import_of_a_changed_volume_starts_again() {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::at(folder.path());
