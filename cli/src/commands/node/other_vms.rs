@@ -1,7 +1,8 @@
 //! VMs without containerd, which may use the same programs: those of `husk apply` and of `husk run`.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{MAX_NAMED, PROGRAMS};
@@ -10,6 +11,9 @@ use crate::machine::unit;
 
 /// Programs that run while a VM does. `husk` itself also runs for other commands.
 const OF_VMS: [&str; 2] = ["husk-vmm", "husk-monitor"];
+
+/// Bytes of a unit file that are read.
+const MAX_UNIT_FILE: u64 = 64 << 10;
 
 /// Checks that no such VM uses the programs in `bin`, now or at its next start.
 pub(super) fn check(bin: &Path) -> Result<(), Failure> {
@@ -23,7 +27,7 @@ pub(super) fn check_units(bin: &Path) -> Result<(), Failure> {
 }
 
 fn check_unit(file: &Path, bin: &Path) -> Result<(), Failure> {
-    let Ok(text) = fs::read_to_string(file) else {
+    let Some(text) = text(file) else {
         return Ok(());
     };
     // systemd is given the path without symbolic links.
@@ -39,6 +43,19 @@ fn check_unit(file: &Path, bin: &Path) -> Result<(), Failure> {
             program.display()
         ))),
     }
+}
+
+/// The text of a unit file; none if it is not one that Husk writes. Each user can put anything at its path, such as a
+/// pipe or a link to a device.
+fn text(file: &Path) -> Option<String> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(file).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(MAX_UNIT_FILE).read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn check_processes(proc: &Path, bin: &Path) -> Result<(), Failure> {
@@ -64,6 +81,8 @@ fn check_processes(proc: &Path, bin: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -94,6 +113,23 @@ mod tests {
             assert!(refused.starts_with(&begin), "{refused}");
         }
         assert_eq!(refusal(check_unit(&file, &root)), "");
+    }
+
+    #[test]
+    fn what_is_no_unit_file_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let [pipe, zero, link] = ["pipe", "zero", "link"].map(path);
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        symlink("/dev/zero", &zero).unwrap();
+        fs::write(path("file"), format!("{}\n", path("husk").display())).unwrap();
+        symlink("file", &link).unwrap();
+        for file in [&pipe, &zero, &link, &path("folder")] {
+            assert_eq!(refusal(check_unit(file, folder.path())), "", "{}", file.display());
+        }
+        assert_ne!(refusal(check_unit(&path("file"), folder.path())), "");
+        fs::write(path("file"), vec![b'#'; 1 << 20]).unwrap();
+        assert_eq!(text(&path("file")).map(|text| text.len()), Some(64 << 10));
     }
 
     #[test]
