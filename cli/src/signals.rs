@@ -1,6 +1,8 @@
 //! Signals that stop a foreground command.
 
 use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -36,30 +38,55 @@ impl StopSignal {
     }
 }
 
-/// Handlers for SIGINT, SIGTERM and SIGHUP.
+/// Handlers for SIGINT, SIGTERM and SIGHUP. A signal that was ignored when the process started stays so: `nohup` starts
+/// commands that way.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
+    interrupt: Option<Signal>,
+    terminate: Option<Signal>,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     /// Installs the handlers.
     pub(crate) fn catch() -> io::Result<Self> {
         Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            terminate: unless_ignored(SignalKind::terminate())?,
+            hangup: unless_ignored(SignalKind::hangup())?,
         })
     }
 
     /// Waits for the next signal. Cancellation-safe.
     pub(crate) async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => StopSignal::Interrupt,
-            _ = self.terminate.recv() => StopSignal::Terminate,
-            _ = self.hangup.recv() => StopSignal::Hangup,
+            () = received(&mut self.interrupt) => StopSignal::Interrupt,
+            () = received(&mut self.terminate) => StopSignal::Terminate,
+            () = received(&mut self.hangup) => StopSignal::Hangup,
         }
+    }
+}
+
+/// Installs a handler, unless the signal is ignored.
+fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action, it only writes the present one into `now`.
+    if unsafe { libc::sigaction(kind.as_raw_value(), ptr::null(), now.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: sigaction has succeeded, so it has written all of it.
+    let now = unsafe { now.assume_init() };
+    match now.sa_sigaction {
+        libc::SIG_IGN => Ok(None),
+        _ => signal(kind).map(Some),
+    }
+}
+
+async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
     }
 }

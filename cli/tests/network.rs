@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use husk_proto::shim::v1::Phase;
@@ -136,6 +136,31 @@ fn ctrl_c_ends_the_forwarding_and_not_the_vm() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(end(child), (130, String::new()));
     assert_eq!(stub.status().phase(), Phase::Running);
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_so() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let forward = husk(root.path(), &["port-forward", "demo", "0:80"]);
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' HUP && exec \"$0\" \"$@\""])
+        .arg(forward.get_program())
+        .args(forward.get_args())
+        .env("HUSK_RUNTIME_DIR", root.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.as_mut().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("Forwarding from "), "{line}");
+    kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(child.try_wait().unwrap(), None);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(end(child), (143, String::new()));
 }
 
 #[test]

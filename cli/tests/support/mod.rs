@@ -3,6 +3,7 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -25,6 +26,14 @@ pub fn husk(runtime: &Path, args: &[&str]) -> Command {
         .args(args)
         .env("HUSK_RUNTIME_DIR", runtime)
         .env_remove("RUST_LOG");
+    let reset = || {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // Tests that a shell runs in the background ignore it.
+    // SAFETY: signal may be called between fork and exec.
+    unsafe { command.pre_exec(reset) };
     command
 }
 
