@@ -10,11 +10,11 @@ use husk_objects::{Applied, Key, Kind, Objects, Outcome, StoredObject};
 use husk_vmi::objects::{self, DataVolume, DataVolumeSource, ObjectKind};
 use serde_json::{Value, json};
 
-use super::Machine;
 use super::data::{DataError, Report, config_map, percent, secret};
 use super::systemd::Units;
 use super::vm::{self, ExpandedVm};
-use crate::failure::Failure;
+use super::{Machine, delete_command};
+use crate::failure::{Failure, chain};
 use crate::import_program;
 use crate::vm_ref::VmRef;
 
@@ -122,7 +122,7 @@ fn keep(machine: &Machine, volume: &VmRef, stored: &StoredObject) -> Result<(), 
     if !machine.is_gone(stored) {
         return Ok(());
     }
-    if owns_claim(machine, stored) {
+    if owns_claim(machine, stored).is_ok_and(|owns| owns) {
         // It fails if a VM uses it.
         let _ = machine.claims.remove(&volume.namespace, &volume.name);
     }
@@ -266,17 +266,26 @@ pub(crate) fn data_volume(stored: &StoredObject) -> Option<&DataVolume> {
 }
 
 /// True if the DataVolume made its claim, which goes with it.
-pub(super) fn owns_claim(machine: &Machine, stored: &StoredObject) -> bool {
-    let claim = machine.claims.get(&stored.key.namespace, &stored.key.name);
-    claim.is_ok_and(|claim| {
-        claim
-            .object
-            .metadata
-            .annotations
-            .get(MADE_FOR)
-            .map(String::as_str)
-            == Some(stored.uid())
-    })
+///
+/// # Errors
+/// The claim cannot be read: it may be the DataVolume's.
+pub(super) fn owns_claim(machine: &Machine, stored: &StoredObject) -> Result<bool, Failure> {
+    let Key { namespace, name, .. } = &stored.key;
+    let text = match machine.claims.get(namespace, name) {
+        Ok(claim) => {
+            let made_for = claim.object.metadata.annotations.get(MADE_FOR);
+            return Ok(made_for.map(String::as_str) == Some(stored.uid()));
+        }
+        Err(ClaimError::Unknown(_)) if !machine.claims.has(namespace, name) => return Ok(false),
+        Err(ClaimError::Unknown(_)) => "it lacks a file".to_owned(),
+        Err(error) => chain(&error),
+    };
+    let command = delete_command("pvc", namespace, &[name]);
+    Err(Failure::Runtime(format!(
+        "the claim {} may be of this DataVolume: {text}: correct the file, or delete the claim with its data by \
+         {command}",
+        vm::name(&stored.key)
+    )))
 }
 
 fn http(objects: &Objects, namespace: &str, source: &objects::HttpSource) -> Result<HttpSource, DataError> {

@@ -44,7 +44,7 @@ fn check(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> 
     let name = vm::name(&object.key);
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => reach(systemd).map(drop),
-        Kind::DataVolume if data_volume::owns_claim(machine, object) => {
+        Kind::DataVolume if data_volume::owns_claim(machine, object)? => {
             match machine.claims.get(&name.namespace, &name.name)?.in_use {
                 true => Err(ClaimError::InUse(name.to_string()).into()),
                 false => Ok(()),
@@ -124,7 +124,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         Kind::DataVolume => {
             let name = vm::name(&object.key);
             end_import(machine, systemd, &name)?;
-            if data_volume::owns_claim(machine, object) {
+            if data_volume::owns_claim(machine, object)? {
                 match machine.claims.remove(&name.namespace, &name.name) {
                     Ok(()) | Err(ClaimError::Unknown(_)) => {}
                     Err(error @ ClaimError::InUse(_)) => {
@@ -414,6 +414,42 @@ mod tests {
         );
         let secret = Key::new(Kind::Secret, "test", "demo");
         assert_eq!(left_by_damaged(&machine, &secret).unwrap(), None);
+    }
+
+    #[test]
+    fn a_volume_with_a_damaged_claim_stays() {
+        let (_folder, machine) = machine();
+        let vm = machine.objects.apply(&test_manifests::vm("demo", "Always")).unwrap();
+        let mut manifest = data_volume("root", "default", "demo");
+        manifest["metadata"]["ownerReferences"][0]["uid"] = vm.object.uid().into();
+        let key = machine.objects.apply(&manifest).unwrap().object.key;
+        let (name, objects) = (vm::name(&key), machine.objects.read().unwrap());
+        data_volume::import(&machine, &objects, &name, &mut |_| {}).unwrap();
+        let file = machine.claims.image("default", "root").with_file_name("claim.yaml");
+        let systemd = || {
+            FakeSystemd {
+                lacks_unit_file: true,
+                ..FakeSystemd::default()
+            }
+            .install()
+        };
+        for damage in [Some("kind:"), None] {
+            match damage {
+                Some(text) => fs::write(&file, text).unwrap(),
+                None => fs::remove_file(&file).unwrap(),
+            }
+            for key in [&key, &vm.object.key] {
+                let Err(Failure::Runtime(text)) = delete(&machine, Some(systemd()), key) else {
+                    panic!("it was deleted")
+                };
+                assert!(text.contains("root may be of this DataVolume: "), "{text}");
+                assert!(text.ends_with(" by `husk delete pvc root`"), "{text}");
+            }
+            assert!(!machine.objects.get(&key).unwrap().is_deleting());
+        }
+        machine.claims.remove("default", "root").unwrap();
+        delete(&machine, Some(systemd()), &vm.object.key).unwrap();
+        assert!(machine.objects.read().unwrap().objects.is_empty());
     }
 
     #[test]
