@@ -6,7 +6,7 @@ use husk_claims::{ClaimError, Import, NewClaim};
 use husk_images::{
     Checksum, ChecksumAlgorithm, Event, HttpSource, Login, RegistrySource, VolumeRequest, VolumeSource,
 };
-use husk_objects::{Applied, Key, Kind, Objects, Outcome, StoredObject};
+use husk_objects::{Applied, Key, Kind, ObjectError, Objects, Outcome, StoredObject};
 use husk_vmi::objects::{self, DataVolume, DataVolumeSource, ObjectKind};
 use serde_json::{Value, json};
 
@@ -203,7 +203,7 @@ fn progress(event: &Event) -> Option<String> {
 /// deleted meanwhile.
 ///
 /// # Errors
-/// The store cannot be written.
+/// The store cannot be written, or the file of a DataVolume without a claim is damaged.
 pub(crate) fn store_templates(
     machine: &Machine,
     owner: &StoredObject,
@@ -216,13 +216,24 @@ pub(crate) fn store_templates(
     let mut all = Vec::new();
     for (data, template) in vm.data_volumes.iter().zip(templates.into_iter().flatten()) {
         let key = Key::new(Kind::DataVolume, &owner.key.namespace, &data.metadata.name);
-        if let Ok(object) = machine.objects.get(&key) {
-            all.push(Applied {
-                outcome: Outcome::Unchanged,
-                object,
-                before: None,
-            });
-            continue;
+        match machine.objects.get(&key) {
+            Ok(object) => {
+                all.push(Applied {
+                    outcome: Outcome::Unchanged,
+                    object,
+                    before: None,
+                });
+                continue;
+            }
+            Err(ObjectError::NotFound(_)) => {}
+            // Its user has broken the file, and corrects it. What it made is there all the same.
+            Err(_) if machine.claims.has(&key.namespace, &key.name) => continue,
+            Err(error) => {
+                return Err(Failure::Runtime(format!(
+                    "{}: correct the file, or apply the object again",
+                    chain(&error)
+                )));
+            }
         }
         // Nothing would delete the DataVolumes of a VM that is gone.
         if machine.is_gone(owner) {
@@ -478,16 +489,14 @@ mod tests {
         assert!(machine.claims.has("default", "data"));
     }
 
-    #[test]
-    fn a_vm_that_was_deleted_gets_no_volumes() {
-        let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+    /// A VM with the template of the blank DataVolume `demo-root`.
+    fn with_template() -> Value {
         let mut template = test_manifests::data_volume("demo-root", &json!({"blank": {}}));
         template
             .as_object_mut()
             .unwrap()
             .retain(|field, _| field != "kind" && field != "apiVersion");
-        let manifest = json!({
+        json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachine",
             "metadata": {"name": "demo"},
@@ -499,7 +508,38 @@ mod tests {
                     "volumes": [{"name": "root", "dataVolume": {"name": "demo-root"}}],
                 }},
             },
-        });
+        })
+    }
+
+    #[test]
+    fn a_volume_that_its_user_broke_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let owner = machine.objects.apply(&with_template()).unwrap().object;
+        let expanded = vm::expanded(&owner.object, &[]).unwrap();
+        let stored = || store_templates(&machine, &owner, &expanded);
+        let [applied] = &stored().unwrap()[..] else {
+            panic!("no DataVolume")
+        };
+        let file = machine.objects.file(&applied.object.key);
+        std::fs::write(&file, "kind:").unwrap();
+        let Err(Failure::Runtime(text)) = stored() else {
+            panic!("it was stored")
+        };
+        assert!(text.starts_with(&format!("{}: ", file.display())), "{text}");
+        machine
+            .claims
+            .create(&NewClaim::new("default", "demo-root", 1 << 20))
+            .unwrap();
+        assert!(stored().unwrap().is_empty());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "kind:");
+    }
+
+    #[test]
+    fn a_vm_that_was_deleted_gets_no_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let manifest = with_template();
         let owner = machine.objects.apply(&manifest).unwrap().object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
         let stored = || store_templates(&machine, &owner, &expanded).unwrap().len();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use husk_claims::ClaimError;
-use husk_objects::{Key, Kind, ObjectError, Objects, StoredObject};
+use husk_objects::{Key, Kind, ObjectError, StoredObject};
 
 use super::systemd::Systemd;
 use super::{FirstStart, Machine, data_volume, vm};
@@ -95,7 +95,7 @@ pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> R
             note(&format!("{key}: its deletion is not complete: {text}"));
         }
     }
-    remove_orphaned_imports(machine, &objects);
+    remove_orphaned_imports(machine);
     Ok(())
 }
 
@@ -240,12 +240,13 @@ fn has_ended(systemd: Option<Systemd>, key: &Key) -> Result<bool, Failure> {
 }
 
 /// Removes what imports have left whose DataVolumes are gone.
-fn remove_orphaned_imports(machine: &Machine, objects: &Objects) {
+fn remove_orphaned_imports(machine: &Machine) {
     for (namespace, name) in machine.claims.imports() {
-        if objects
-            .get(&Key::new(Kind::DataVolume, &namespace, &name))
-            .is_none()
-        {
+        // A damaged one is not gone.
+        let found = machine
+            .objects
+            .get(&Key::new(Kind::DataVolume, &namespace, &name));
+        if matches!(found, Err(ObjectError::NotFound(_))) {
             // It fails while a process fills the volume.
             let _ = machine.claims.abandon_import(&namespace, &name);
         }
@@ -295,6 +296,20 @@ mod tests {
         drop(import);
         delete(&machine, None, &key).unwrap();
         assert!(machine.objects.get(&key).is_err() && machine.claims.imports().is_empty());
+    }
+
+    #[test]
+    fn the_import_of_a_damaged_volume_is_kept() {
+        let (_folder, machine) = machine();
+        let manifest = data_volume("root", "test", "demo");
+        let key = machine.objects.apply(&manifest).unwrap().object.key;
+        drop(machine.claims.begin_import("test", "root").unwrap());
+        fs::write(machine.objects.file(&key), "kind:").unwrap();
+        finish_deletions(&machine, None).unwrap();
+        assert_eq!(machine.claims.imports().len(), 1);
+        machine.objects.remove(&key).unwrap();
+        finish_deletions(&machine, None).unwrap();
+        assert!(machine.claims.imports().is_empty());
     }
 
     #[test]
@@ -419,13 +434,19 @@ mod tests {
     #[test]
     fn a_volume_with_a_damaged_claim_stays() {
         let (_folder, machine) = machine();
-        let vm = machine.objects.apply(&test_manifests::vm("demo", "Always")).unwrap();
+        let vm = machine
+            .objects
+            .apply(&test_manifests::vm("demo", "Always"))
+            .unwrap();
         let mut manifest = data_volume("root", "default", "demo");
         manifest["metadata"]["ownerReferences"][0]["uid"] = vm.object.uid().into();
         let key = machine.objects.apply(&manifest).unwrap().object.key;
         let (name, objects) = (vm::name(&key), machine.objects.read().unwrap());
         data_volume::import(&machine, &objects, &name, &mut |_| {}).unwrap();
-        let file = machine.claims.image("default", "root").with_file_name("claim.yaml");
+        let file = machine
+            .claims
+            .image("default", "root")
+            .with_file_name("claim.yaml");
         let systemd = || {
             FakeSystemd {
                 lacks_unit_file: true,
