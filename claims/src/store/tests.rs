@@ -6,9 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::{Mode, inotify};
 use rustix::process::umask;
-use rustix::thread::{
-    CapabilitySet, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
-};
+use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, set_capabilities, unshare_unsafe};
 
 use super::*;
 

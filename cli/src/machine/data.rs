@@ -138,6 +138,7 @@ impl Provider<'_> {
             namespace: namespace.clone(),
             name: claim.to_owned(),
         };
+        data_volume::refuse_deleted(self.machine, &name)?;
         if !self.machine.claims.has(namespace, claim) {
             let key = Key::new(Kind::DataVolume, namespace, claim);
             match self.objects.get(&key) {

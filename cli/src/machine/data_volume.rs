@@ -27,7 +27,7 @@ const MAX_DEPTH: usize = 16;
 /// Phase of a DataVolume, as `husk get dv` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DataVolumePhase {
-    /// CDI's name.
+    /// CDI's name, or `Terminating`.
     pub phase: &'static str,
     /// Such as `45.3%`, or `N/A`.
     pub progress: String,
@@ -131,6 +131,21 @@ fn keep(machine: &Machine, volume: &VmRef, stored: &StoredObject) -> Result<(), 
 
 fn deleted(volume: &VmRef) -> DataError {
     DataError::new(STATUS, format!("DataVolume {volume}: it is being deleted"))
+}
+
+/// Checks that the deletion of a DataVolume has not begun whose claim a VM is to use: a later command ends it, and would
+/// remove what the VM has written.
+pub(crate) fn refuse_deleted(machine: &Machine, claim: &VmRef) -> Result<(), DataError> {
+    let key = Key::new(Kind::DataVolume, &claim.namespace, &claim.name);
+    if !machine.objects.get(&key).is_ok_and(|stored| stored.is_deleting()) {
+        return Ok(());
+    }
+    let command = delete_command("dv", &claim.namespace, &[&claim.name]);
+    let text = format!(
+        "{}: {command} ends that, then apply it again",
+        deleted(claim).text
+    );
+    Err(DataError::new(STATUS, text))
 }
 
 /// Fills a volume by `husk-import`.
@@ -379,6 +394,9 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
         progress: progress.to_owned(),
         message,
     };
+    if stored.is_deleting() {
+        return phase("Terminating", "N/A", "it is being deleted".to_owned());
+    }
     if machine.claims.has(&name.namespace, &name.name) {
         return phase("Succeeded", "100.0%", String::new());
     }
@@ -414,7 +432,8 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::test_manifests;
+    use crate::machine::object_files::ObjectFiles;
+    use crate::machine::{Data, test_manifests};
 
     #[test]
     fn a_volume_that_is_deleted_while_it_is_filled_leaves_no_claim() {
@@ -446,6 +465,43 @@ mod tests {
             import();
             machine.objects.remove(&key).unwrap();
         }
+    }
+
+    #[test]
+    fn no_vm_uses_the_claim_of_a_volume_that_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let vm = machine
+            .objects
+            .apply(&test_manifests::vm_with_template())
+            .unwrap()
+            .object;
+        let expanded = vm::expanded(&vm.object, &[]).unwrap();
+        store_templates(&machine, &vm, &expanded).unwrap();
+        let key = Key::new(Kind::DataVolume, "default", "demo-root");
+        let name = vm::name(&key);
+        import(&machine, &machine.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
+        let provided = || {
+            let objects = machine.objects.read().unwrap();
+            let files = ObjectFiles::new(folder.path().join("files")).unwrap();
+            let provided = Data::provide(&machine, &objects, &expanded, &files, &mut |_| {});
+            provided.map(|data| data.volumes.len())
+        };
+        let phase = || {
+            let stored = machine.objects.get(&key).unwrap();
+            phase(&machine, &Units::default(), &stored).phase
+        };
+        assert_eq!((provided().unwrap(), phase()), (1, "Succeeded"));
+        machine.objects.begin_deletion(&key).unwrap();
+        let error = provided().unwrap_err();
+        assert_eq!(
+            (error.status, error.text.as_str(), phase()),
+            (
+                STATUS,
+                "DataVolume demo-root: it is being deleted: `husk delete dv demo-root` ends that, then apply it again",
+                "Terminating"
+            )
+        );
     }
 
     #[test]
@@ -489,33 +545,15 @@ mod tests {
         assert!(machine.claims.has("default", "data"));
     }
 
-    /// A VM with the template of the blank DataVolume `demo-root`.
-    fn with_template() -> Value {
-        let mut template = test_manifests::data_volume("demo-root", &json!({"blank": {}}));
-        template
-            .as_object_mut()
-            .unwrap()
-            .retain(|field, _| field != "kind" && field != "apiVersion");
-        json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": "demo"},
-            "spec": {
-                "runStrategy": "Always",
-                "dataVolumeTemplates": [template],
-                "template": {"spec": {
-                    "domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": [{"name": "root"}]}},
-                    "volumes": [{"name": "root", "dataVolume": {"name": "demo-root"}}],
-                }},
-            },
-        })
-    }
-
     #[test]
     fn a_volume_that_its_user_broke_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let owner = machine.objects.apply(&with_template()).unwrap().object;
+        let owner = machine
+            .objects
+            .apply(&test_manifests::vm_with_template())
+            .unwrap()
+            .object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
         let stored = || store_templates(&machine, &owner, &expanded);
         let [applied] = &stored().unwrap()[..] else {
@@ -539,7 +577,7 @@ mod tests {
     fn a_vm_that_was_deleted_gets_no_volumes() {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::at(folder.path());
-        let manifest = with_template();
+        let manifest = test_manifests::vm_with_template();
         let owner = machine.objects.apply(&manifest).unwrap().object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
         let stored = || store_templates(&machine, &owner, &expanded).unwrap().len();

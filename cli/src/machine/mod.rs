@@ -25,7 +25,7 @@ pub(crate) mod unit;
 pub(crate) mod vm;
 
 pub(crate) use data::{Data, DataError, claim_of};
-pub(crate) use data_volume::{import, phase, store_templates};
+pub(crate) use data_volume::{import, phase, refuse_deleted, store_templates};
 pub(crate) use deletion::{delete, delete_command, finish_deletions};
 pub(crate) use first_start::FirstStart;
 

@@ -16,7 +16,7 @@ use crate::failure::{Failure, note, one_line};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::vm::{self, ExpandedVm};
-use crate::machine::{FirstStart, Machine, claim_of, status};
+use crate::machine::{FirstStart, Machine, claim_of, refuse_deleted, status};
 use crate::vm_ref::VmRef;
 
 /// The change that [`reconcile`] began.
@@ -176,17 +176,19 @@ fn strategy_text(object: &Value) -> Option<String> {
 /// The volumes to plug into a running VM that are not filled yet.
 ///
 /// # Errors
-/// Nothing fills one of them.
+/// Nothing fills one of them, or one is being deleted.
 pub(super) fn unfilled(machine: &Machine, vm: &VmRef, expanded: &ExpandedVm) -> Result<Vec<VmRef>, Failure> {
     let mut volumes = Vec::new();
     for (_, claim) in plugged(expanded) {
-        if machine.claims.has(&vm.namespace, claim) {
-            continue;
-        }
         let volume = VmRef {
             namespace: vm.namespace.clone(),
             name: claim.to_owned(),
         };
+        refuse_deleted(machine, &volume)
+            .map_err(|error| Failure::Runtime(format!("{vm}: {}", error.text)))?;
+        if machine.claims.has(&volume.namespace, &volume.name) {
+            continue;
+        }
         let key = Key::new(Kind::DataVolume, &volume.namespace, &volume.name);
         match machine.objects.get(&key) {
             Ok(_) => volumes.push(volume),

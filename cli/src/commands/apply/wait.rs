@@ -119,7 +119,7 @@ impl Waits {
                 let phase = phase(machine, &units, &stored);
                 let step = match phase.phase {
                     "Succeeded" => Step::Done("the volume is filled".to_owned()),
-                    "Failed" => Step::Failed(phase.message),
+                    "Failed" | "Terminating" => Step::Failed(phase.message),
                     _ => Step::Busy(match phase.message.as_str() {
                         "" => "importing".to_owned(),
                         message => format!("importing: {message}"),
