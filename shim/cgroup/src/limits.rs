@@ -90,14 +90,17 @@ pub(super) fn pids(pids: &LinuxPids) -> Option<i64> {
     Some(pids.limit()).filter(|limit| *limit != 0)
 }
 
-/// Limit of swap alone, from the OCI limit of memory and swap together. Negative means unlimited.
+/// Limit of swap alone, from the OCI limit of memory and swap together, as runc converts it. Negative means unlimited.
 pub(super) fn swap_limit(memory: &LinuxMemory) -> Option<i64> {
-    let both = memory.swap().filter(|both| *both != 0)?;
-    let limit = memory.limit().filter(|limit| *limit > 0)?;
-    Some(match both {
-        ..0 => both,
-        _ => both.saturating_sub(limit).max(0),
-    })
+    let limit = memory.limit().unwrap_or(0);
+    match (memory.swap().unwrap_or(0), limit) {
+        // Unlimited memory includes swap, unless that has a limit of its own.
+        (0, ..0) => Some(limit),
+        (0, _) => None,
+        (swap, _) if swap < 0 || limit < 0 => Some(swap),
+        (_, 0) => None,
+        (both, _) => Some(both.saturating_sub(limit).max(0)),
+    }
 }
 
 fn set(

@@ -143,6 +143,7 @@ mod tests {
             "unified": {"memory.min": "max"}}"#;
         let wanted: Vec<Property> = vec![
             ("MemoryMax", INFINITY.into()),
+            ("MemorySwapMax", INFINITY.into()),
             ("CPUQuotaPeriodUSec", PERIOD.into()),
             ("CPUQuotaPerSecUSec", INFINITY.into()),
             ("TasksMax", INFINITY.into()),

@@ -53,6 +53,28 @@ fn limits_become_files() {
 }
 
 #[test]
+fn unlimited_memory_lifts_the_limit_of_swap() {
+    let (_dir, cgroup) = fake();
+    let swap = || fs::read_to_string(cgroup.path().join("memory.swap.max")).unwrap();
+    for (update, wanted) in [
+        (r#"{"limit": -1, "swap": -1}"#, "max"),
+        (r#"{"limit": -1}"#, "max"),
+        (r#"{"swap": -1}"#, "max"),
+        (r#"{"limit": -1, "swap": 700}"#, "700"),
+        // Nothing is said about swap.
+        (r#"{"limit": 2000}"#, "500"),
+        (r#"{"swap": 700}"#, "500"),
+    ] {
+        let limited = r#"{"memory": {"limit": 1000, "swap": 1500}}"#;
+        cgroup.set_limits(&resources(limited)).unwrap();
+        assert_eq!(swap(), "500");
+        let update = format!(r#"{{"memory": {update}}}"#);
+        cgroup.set_limits(&resources(&update)).unwrap();
+        assert_eq!(swap(), wanted, "{update}");
+    }
+}
+
+#[test]
 fn a_limit_that_cannot_be_kept_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let mut cgroup = Cgroup::at(dir.path(), Path::new("c"));
