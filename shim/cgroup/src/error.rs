@@ -46,6 +46,9 @@ pub enum CgroupError {
     /// A key of `linux.resources.unified` is not a controller's file.
     #[error("linux.resources.unified: {0:?} is not a cgroup file")]
     BadFile(String),
+    /// The calling process would have to kill itself.
+    #[error("{}: this process is in the cgroup, and does not remove it", .0.display())]
+    OwnCgroup(PathBuf),
     /// A system call on a cgroup file failed.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },

@@ -166,8 +166,22 @@ impl Cgroup {
     /// # Errors
     /// The kernel refuses.
     pub fn add_process(&self, pid: u32) -> Result<(), CgroupError> {
-        let procs = self.path.join("cgroup.procs");
-        fs::write(&procs, pid.to_string()).map_err(CgroupError::io(&procs))
+        add_process(&self.path, pid)
+    }
+
+    /// Moves a process into the cgroup, or else into the nearest parent that takes it: the cgroup may be gone, and a
+    /// parent with controllers takes no processes.
+    ///
+    /// # Errors
+    /// The kernel refuses. The error is that of the cgroup itself.
+    pub fn add_process_near(&self, pid: u32) -> Result<(), CgroupError> {
+        let added = self.add_process(pid);
+        let parents = self.path.ancestors().skip(1);
+        let mut parents = parents.take_while(|parent| parent.starts_with(&self.hierarchy));
+        if added.is_ok() || parents.any(|parent| add_process(parent, pid).is_ok()) {
+            return Ok(());
+        }
+        added
     }
 
     /// Process ids in the cgroup.
@@ -195,9 +209,19 @@ impl Cgroup {
         self.scope.as_ref().and(self.path.parent())
     }
 
-    /// Kills all processes. Does not wait for their end.
+    /// True if the process whose /proc/PID/cgroup has this text is in the cgroup or below it.
+    fn has_process(&self, proc_cgroup: &str) -> bool {
+        path_in(proc_cgroup).is_some_and(|path| self.hierarchy.join(path).starts_with(&self.path))
+    }
+
+    /// Kills all processes, unless the caller is one of them. Does not wait for their end.
     pub fn kill(&self) {
-        if self.path != self.hierarchy && self.path.exists() {
+        self.kill_from(&own_cgroup());
+    }
+
+    /// As [`Cgroup::kill`], for a caller whose /proc/self/cgroup has the text `own`.
+    fn kill_from(&self, own: &str) {
+        if self.path != self.hierarchy && self.path.exists() && !self.has_process(own) {
             // cgroup.kill exists since Linux 5.14. On older kernels only the VMM is left here, and it ends with its
             // monitor.
             let kill = fs::OpenOptions::new()
@@ -211,9 +235,9 @@ impl Cgroup {
     /// takes. Succeeds if the cgroup does not exist.
     ///
     /// # Errors
-    /// A process does not end.
+    /// A process does not end, or the caller is one of them. Then none is killed.
     pub fn remove(&self) -> Result<(), CgroupError> {
-        self.remove_by(&SystemdClient::default())
+        self.remove_by(&SystemdClient::default(), &own_cgroup())
     }
 
     /// As [`Cgroup::remove`], but waits at most this long for systemd.
@@ -221,17 +245,21 @@ impl Cgroup {
     /// # Errors
     /// As for [`Cgroup::remove`].
     pub fn remove_within(&self, systemd: Duration) -> Result<(), CgroupError> {
-        self.remove_by(&SystemdClient {
+        let systemd = SystemdClient {
             timeout: systemd,
             ..SystemdClient::default()
-        })
+        };
+        self.remove_by(&systemd, &own_cgroup())
     }
 
-    fn remove_by(&self, systemd: &SystemdClient) -> Result<(), CgroupError> {
+    fn remove_by(&self, systemd: &SystemdClient, own: &str) -> Result<(), CgroupError> {
         if self.path == self.hierarchy {
             return Ok(());
         }
-        self.kill();
+        if self.has_process(own) {
+            return Err(CgroupError::OwnCgroup(self.path.clone()));
+        }
+        self.kill_from(own);
         let stopped = match &self.scope {
             Some(scope) => systemd.stop(&scope.unit),
             None => Ok(()),
@@ -257,10 +285,23 @@ impl Cgroup {
 /// # Errors
 /// No cgroup2 file system is mounted.
 pub fn current() -> Result<Cgroup, CgroupError> {
-    let hierarchy = hierarchy()?;
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
-    Ok(Cgroup::at(&hierarchy, Path::new(path.unwrap_or_default())))
+    let path = own_cgroup();
+    let path = path_in(&path).unwrap_or_default();
+    Ok(Cgroup::at(&hierarchy()?, Path::new(path)))
+}
+
+fn own_cgroup() -> String {
+    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
+}
+
+/// Path of a process's cgroup, relative to the root of the hierarchy.
+fn path_in(proc_cgroup: &str) -> Option<&str> {
+    proc_cgroup.lines().find_map(|line| line.strip_prefix("0::/"))
+}
+
+fn add_process(cgroup: &Path, pid: u32) -> Result<(), CgroupError> {
+    let procs = cgroup.join("cgroup.procs");
+    fs::write(&procs, pid.to_string()).map_err(CgroupError::io(&procs))
 }
 
 /// Removes directories only: the files of a cgroup go with its directory.

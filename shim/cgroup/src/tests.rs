@@ -127,6 +127,50 @@ fn remove_ignores_missing_cgroups_and_keeps_the_root() {
 }
 
 #[test]
+fn a_process_does_not_kill_the_cgroup_that_it_is_in() {
+    let (_dir, cgroup) = fake();
+    let kill = cgroup.path().join("cgroup.kill");
+    for own in ["kubepods/pod1/c", "kubepods/pod1/c/below"] {
+        fs::write(&kill, "").unwrap();
+        let own = format!("1:name=systemd:/\n0::/{own}\n");
+        cgroup.kill_from(&own);
+        let error = cgroup.remove_by(&SystemdClient::default(), &own).unwrap_err();
+        assert!(matches!(error, CgroupError::OwnCgroup(_)), "{error}");
+        assert_eq!(fs::read_to_string(&kill).unwrap(), "", "{own}");
+    }
+    for own in [
+        "",
+        "kubepods/pod1",
+        "kubepods/pod1/c2",
+        "kubepods/pod1/c (deleted)",
+    ] {
+        fs::write(&kill, "").unwrap();
+        cgroup.kill_from(&format!("0::/{own}\n"));
+        assert_eq!(fs::read_to_string(&kill).unwrap(), "1", "{own}");
+    }
+}
+
+#[test]
+fn a_process_whose_cgroup_is_gone_moves_to_a_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("system.slice")).unwrap();
+    let cgroup = Cgroup::at(dir.path(), Path::new("system.slice/containerd.service/shim"));
+    cgroup.add_process(7).unwrap_err();
+    cgroup.add_process_near(7).unwrap();
+    let parent = Cgroup::at(dir.path(), Path::new("system.slice"));
+    assert_eq!(parent.processes(), [7]);
+    // This parent takes no processes.
+    fs::remove_file(parent.path().join("cgroup.procs")).unwrap();
+    fs::create_dir(parent.path().join("cgroup.procs")).unwrap();
+    cgroup.add_process_near(8).unwrap();
+    assert_eq!(Cgroup::at(dir.path(), Path::new("")).processes(), [8]);
+    // The search ends at the root of the hierarchy.
+    let outside = Cgroup::at(&dir.path().join("system.slice"), Path::new("gone"));
+    let error = outside.add_process_near(9).unwrap_err().to_string();
+    assert!(error.contains("system.slice/gone/cgroup.procs"), "{error}");
+}
+
+#[test]
 fn a_limit_that_cannot_be_kept_leaves_no_cgroup() {
     let dir = tempfile::tempdir().unwrap();
     let mut cgroup = Cgroup::at(dir.path(), Path::new("c"));
@@ -161,6 +205,6 @@ fn a_scope_is_removed_even_if_systemd_does_not_answer_in_time() {
     let cgroup = Cgroup::from_cgroups_path(dir.path(), "a-b.slice:c:d").unwrap();
     fs::create_dir_all(cgroup.path()).unwrap();
     let begun = Instant::now();
-    cgroup.remove_by(&systemd).unwrap();
+    cgroup.remove_by(&systemd, "0::/\n").unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5) && !cgroup.path().exists());
 }

@@ -95,10 +95,11 @@ impl Pod {
         }
     }
 
-    /// Moves this process out of the sandbox's cgroup, which could not be removed otherwise.
+    /// Moves this process out of the sandbox's cgroup, which could not be removed otherwise. The cgroup that it came
+    /// from may be gone.
     pub(super) fn leave_pod_cgroup(&self) {
         if let Some(original_cgroup) = &self.original_cgroup
-            && let Err(error) = original_cgroup.add_process(std::process::id())
+            && let Err(error) = original_cgroup.add_process_near(std::process::id())
         {
             warn!(%error, "the shim cannot leave the pod's cgroup");
         }
