@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
+use husk_cgroup::Cgroup;
 use husk_proto::shim::v1::{Phase, Status as VmStatus};
 use husk_proto::vmm::v1::ExitReason;
 use tracing::{info, warn};
@@ -115,11 +116,8 @@ impl Pod {
         let Some(container) = self.containers.get_mut(&id) else {
             return;
         };
-        let oom = container
-            .resources
-            .cgroup
-            .as_ref()
-            .is_some_and(|cgroup| cgroup.oom_kills() > 0);
+        let oom_kills = container.resources.cgroup.as_ref().map_or(0, Cgroup::oom_kills);
+        let oom = is_oom(status, oom_kills);
         let Some(vm) = &mut container.vm else { return };
         let (exit, words) = exit_status(status, oom);
         info!(
@@ -210,6 +208,12 @@ impl Pod {
     }
 }
 
+/// True if the OOM killer ended the VM. It kills the VMM by a signal. Kills in a cgroup whose VM ended otherwise were
+/// of other processes: those of a removed scope are counted in its slice, which may have other services.
+fn is_oom(status: &VmStatus, oom_kills: u64) -> bool {
+    oom_kills > 0 && status.reason == "VmmDied"
+}
+
 /// Converts the final status of a VM to an exit status. If the guest did not power off, the second value is the reason.
 pub(super) fn exit_status(status: &VmStatus, oom: bool) -> (u32, Option<String>) {
     if status.phase() == Phase::Succeeded {
@@ -270,5 +274,23 @@ mod tests {
         }
         let (status, words) = exit(Phase::Failed, "VmmDied", ExitReason::Error, true);
         assert!(status == 137 && words.unwrap().contains("out of memory"));
+    }
+
+    #[test]
+    fn only_a_vmm_that_a_signal_ended_ran_out_of_memory() {
+        let died = status(Phase::Failed, "VmmDied", ExitReason::Error);
+        assert!(is_oom(&died, 1) && !is_oom(&died, 0));
+        for (reason, why) in [
+            ("Poweroff", ExitReason::Poweroff),
+            ("Killed", ExitReason::Error),
+            ("GracePeriodExpired", ExitReason::Error),
+            ("GuestPanic", ExitReason::GuestPanic),
+            ("TripleFault", ExitReason::TripleFault),
+            ("BootFailed", ExitReason::BootFailed),
+            ("Watchdog", ExitReason::Watchdog),
+            ("VmmFailed", ExitReason::Error),
+        ] {
+            assert!(!is_oom(&status(Phase::Failed, reason, why), 1), "{reason}");
+        }
     }
 }
