@@ -305,28 +305,58 @@ fn read_only_mounts_are_not_written() {
     };
     let error = with(disk("data")).unwrap_err().to_string();
     assert!(
-        error.contains("spec.domain.devices.disks[0]: Invalid value: volume \"data\" is mounted read-only"),
+        error
+            .contains("spec.domain.devices.disks[0]: Invalid value: volume \"data\" is read-only in the pod"),
         "{error}"
     );
     with(json!({"name": "data", "disk": {"bus": "virtio", "readonly": true}})).unwrap();
 }
 
-/// A VM with the disk `/dev/data`, the container's block device `major`:0.
-fn with_device(major: i64) -> Result<VmContainer, SpecError> {
+/// A VM with the disk `/dev/data`, the container's block device `major`:0, to which it has `access`.
+fn with_device(major: i64, access: &str, disk: &Value) -> Result<VmContainer, SpecError> {
     let devices = json!([
         {"path": "/dev/data", "type": "b", "major": major, "minor": 0},
         {"path": "/dev/null", "type": "c", "major": 1, "minor": 3},
     ]);
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
-    let annotations = json!({"husk.io/vmi": vmi(volumes, json!([disk("data")]))});
-    make(&spec(
-        json!({"annotations": annotations, "linux": {"devices": devices}}),
-    ))
+    let annotations = json!({"husk.io/vmi": vmi(volumes, json!([disk]))});
+    let rules = json!([
+        {"allow": false, "access": "rwm"},
+        {"allow": true, "type": "b", "major": major, "minor": 0, "access": access},
+    ]);
+    let linux = json!({"devices": devices, "resources": {"devices": rules}});
+    make(&spec(json!({"annotations": annotations, "linux": linux})))
+}
+
+/// Major number of a block device of this host with minor number 0.
+fn block_device() -> i64 {
+    std::fs::read_dir("/sys/dev/block")
+        .unwrap()
+        .find_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            name.strip_suffix(":0")?.parse().ok()
+        })
+        .expect("a block device with minor number 0")
+}
+
+#[test]
+#[ignore = "needs a block device with minor number 0"]
+fn read_only_devices_are_not_written() {
+    let major = block_device();
+    let error = with_device(major, "r", &disk("data")).unwrap_err().to_string();
+    assert!(
+        error
+            .contains("spec.domain.devices.disks[0]: Invalid value: volume \"data\" is read-only in the pod"),
+        "{error}"
+    );
+    let readonly = json!({"name": "data", "disk": {"bus": "virtio", "readonly": true}});
+    with_device(major, "r", &readonly).unwrap();
+    with_device(major, "mrw", &disk("data")).unwrap();
 }
 
 #[test]
 fn device_missing_on_the_host_is_refused() {
-    let error = with_device(4095).unwrap_err().to_string();
+    let error = with_device(4095, "rwm", &disk("data")).unwrap_err().to_string();
     assert_eq!(
         error,
         "device /dev/data (4095:0) of the container is not a block device of this host"
@@ -336,14 +366,8 @@ fn device_missing_on_the_host_is_refused() {
 #[test]
 #[ignore = "needs a block device with minor number 0"]
 fn devices_are_found_by_their_numbers() {
-    let major = std::fs::read_dir("/sys/dev/block")
-        .unwrap()
-        .find_map(|entry| {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            name.strip_suffix(":0")?.parse().ok()
-        })
-        .expect("a block device with minor number 0");
-    let vm = with_device(major).unwrap();
+    let major = block_device();
+    let vm = with_device(major, "rwm", &disk("data")).unwrap();
     let DiskSource::File(path) = &vm.plan.disks[0].source else {
         panic!("{:?}", vm.plan.disks[0].source);
     };

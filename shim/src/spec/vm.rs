@@ -125,7 +125,7 @@ struct PodVolumeSources {
     ephemeral: Option<PathBuf>,
     hotplug: Option<PathBuf>,
     numbers: BTreeMap<PathBuf, u64>,
-    /// Volumes with read-only mounts.
+    /// Volumes whose mounts or devices are read-only.
     read_only: Vec<String>,
 }
 
@@ -153,6 +153,11 @@ impl PodVolumeSources {
         }
         for device in devices(spec)? {
             offer.numbers.insert(device.path.clone(), device.number);
+            // A claim's device comes before its mount.
+            offer.read_only.retain(|name| *name != device.name);
+            if device.read_only {
+                offer.read_only.push(device.name.clone());
+            }
             offer.devices.insert(device.name, device.path);
         }
         Ok(offer)
@@ -319,15 +324,12 @@ impl PodVolumeSources {
         }
     }
 
-    /// Refuses writable disks on read-only mounts.
+    /// Refuses writable disks on read-only mounts and devices.
     fn check_writable(&self, vmi: &Vmi, plan: &VmPlan) -> Result<(), SpecError> {
         let wrong = |disk: &&husk_vmi::DiskPlan| {
             let written = !disk.read_only && !disk.overlay;
             let mounted = matches!(disk.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
-            written
-                && mounted
-                && self.read_only.contains(&disk.name)
-                && !self.devices.contains_key(&disk.name)
+            written && mounted && self.read_only.contains(&disk.name)
         };
         let errors: Vec<FieldError> = plan
             .disks
@@ -340,7 +342,7 @@ impl PodVolumeSources {
                     reason: CauseReason::FieldValueInvalid,
                     field: format!("spec.domain.devices.disks[{}]", index.unwrap_or_default()),
                     message: format!(
-                        "volume {:?} is mounted read-only: make the disk read-only too, or the mount writable",
+                        "volume {:?} is read-only in the pod: make the disk read-only too, or the volume writable",
                         disk.name
                     ),
                 }
