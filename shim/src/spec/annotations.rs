@@ -13,6 +13,11 @@ pub const COMPUTE: &str = "compute";
 /// KubeVirt's prefix of the names of volume containers.
 pub(super) const VOLUME_PREFIX: &str = "volume";
 
+/// Prefix of Husk's annotations.
+const HUSK: &str = "husk.io/";
+/// Prefix of the names that virt-controller gives to launcher pods.
+const LAUNCHER_POD: &str = "virt-launcher-";
+
 /// Annotations of containerd's CRI plugin.
 pub(super) mod cri {
     pub(in crate::spec) const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
@@ -28,10 +33,17 @@ pub fn uid(spec: &Spec) -> Option<&str> {
     annotation(spec, cri::SANDBOX_UID).filter(|uid| !uid.is_empty())
 }
 
-/// Returns an annotation of a container.
+/// Returns an annotation of a container. Husk's are for pods without a control plane: KubeVirt copies a VMI's
+/// annotations to its launcher pod, where they could come from a VMI's author, past KubeVirt's checks. There they have
+/// no effect.
 #[must_use]
 pub fn annotation<'a>(spec: &'a Spec, key: &str) -> Option<&'a str> {
-    Some(spec.annotations().as_ref()?.get(key)?.as_str())
+    let get = |key| Some(spec.annotations().as_ref()?.get(key)?.as_str());
+    let in_launcher_pod = || get(cri::SANDBOX_NAME).is_some_and(|pod| pod.starts_with(LAUNCHER_POD));
+    match key.starts_with(HUSK) && in_launcher_pod() {
+        true => None,
+        false => get(key),
+    }
 }
 
 /// Returns the name of a container for errors.

@@ -55,8 +55,6 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     let vmi = annotation(spec, VMI);
     let volume = annotation(spec, VOLUME);
     let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
-    // The annotation is for pods without a control plane. KubeVirt copies a VMI's annotations to its pod, so there it
-    // could come from a VMI's author, past KubeVirt's checks.
     match launcher_container(spec, name)? {
         Some(LauncherContainer::Compute(args)) => return Ok(Role::Launcher(args)),
         Some(LauncherContainer::ConsoleLog) => return Ok(Role::ConsoleLog),

@@ -242,6 +242,29 @@ fn launcher_containers_need_no_annotation() {
 }
 
 #[test]
+fn annotations_of_a_vmi_have_no_effect_in_its_launcher_pod() {
+    let own = |container: &str| {
+        json!({
+            "io.kubernetes.cri.sandbox-name": "virt-launcher-demo-x7k2p",
+            "husk.io/vm-container": container,
+            "husk.io/volume": "root",
+        })
+    };
+    for name in ["hook-sidecar-0", "volumeroot", "compute"] {
+        let container = in_pod(name, own(name));
+        for pod in [None, Some(sandbox(own(name)))] {
+            role(&container, pod.as_ref()).unwrap_err();
+        }
+        annotated_vmi(&container).unwrap_err();
+    }
+    let compute = in_pod("compute", own("compute"));
+    let vmi = load_vmi(&container_disk(), &compute).unwrap();
+    let planned = VmContainer::new(&compute, &vmi, "/rootfs".into(), &BTreeMap::new());
+    let error = planned.unwrap_err().to_string();
+    assert!(error.contains("no container of this pod provides volume \"root\""), "{error}");
+}
+
+#[test]
 fn missing_hotpluggable_volumes_are_plugged_later() {
     let hot = |name: &str| json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}});
     let root = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
