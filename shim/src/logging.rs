@@ -27,9 +27,8 @@ pub(crate) fn begin(bundle: &Path, debug: bool) {
 
 /// Also writes the log to `stdout`, the standard output of a launcher container. It shows what happens to the VM,
 /// since the console is printed elsewhere.
-pub(crate) fn copy_to(stdout: &str) {
-    let path = stdout.split_once("://").map_or(stdout, |(_, path)| path);
-    let copy = open(Path::new(path)).or_else(|_| File::options().append(true).open(path));
+pub(crate) fn copy_to(stdout: &Path) {
+    let copy = open(stdout).or_else(|_| File::options().append(true).open(stdout));
     if let Ok(mut current) = COPY.lock() {
         *current = copy.ok();
     }

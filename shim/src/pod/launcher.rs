@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use husk_monitor::monitor::{PendingCall, PendingVm, StartRequest, VmError, VmiIdentity, final_status};
 use husk_monitor::state::RuntimeDir;
@@ -24,6 +25,7 @@ use super::container::Launching;
 use super::task_error::{Reply, TaskError};
 use crate::logging;
 use crate::spec::{self, LauncherArgs, Role};
+use crate::stdio;
 
 /// Exit status of a launcher whose VM was not started in time: virt-launcher panics then.
 const NOT_IN_TIME: u32 = 2;
@@ -69,17 +71,22 @@ impl Pod {
                 uid: args.uid,
             },
         };
-        match self.pending_vm(id, &launch) {
-            Ok(pending) => {
-                if let Some(container) = self.containers.get(id) {
-                    logging::copy_to(&container.stdio.stdout);
-                }
+        let stdout = self.stdout(id);
+        match stdout.and_then(|stdout| Ok((stdout, self.pending_vm(id, &launch)?))) {
+            Ok((stdout, pending)) => {
+                logging::copy_to(&stdout);
                 info!(id, vmi = launch.identity.name, "waiting for the VMI");
                 self.started(id, reply);
                 self.wait_for_vmi(id, pending, launch);
             }
             Err(error) => drop(reply.send(Err(error))),
         }
+    }
+
+    fn stdout(&mut self, id: &str) -> Result<PathBuf, TaskError> {
+        let path = stdio::output_path(&self.find(id)?.stdio.stdout);
+        let path = path.map_err(|error| TaskError::invalid(format!("standard streams: {error}")));
+        path.map(Path::to_owned)
     }
 
     fn pending_vm(&self, id: &str, launch: &Launch) -> Result<PendingVm, TaskError> {

@@ -93,6 +93,23 @@ async fn signals_end_the_build_of_a_launchers_vm() {
 }
 
 #[tokio::test]
+async fn a_launcher_with_output_to_a_program_is_not_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let logger = dir.path().join("logger");
+    std::fs::write(&logger, "#!/bin/sh").unwrap();
+    let (mut pod, mut events, _handle) = pod(launcher(), ContainerPhase::Created);
+    let container = pod.containers.get_mut(ID).unwrap();
+    container.stdio.stdout = format!("binary://{}", logger.display());
+    let (start, started) = oneshot::channel();
+    pod.start(ID, start);
+    assert_eq!(
+        started.await.unwrap().unwrap_err().to_string(),
+        "standard streams: output to binary:// is not supported: give a FIFO or file://"
+    );
+    assert!(pod.containers[ID].launching.is_none() && events.try_recv().is_err());
+}
+
+#[tokio::test]
 async fn deletes_wait_for_one_release() {
     let exit = ContainerExit {
         pid: 1,

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use husk_monitor::console::{Console, Session, SessionInput};
@@ -157,31 +157,36 @@ impl Streams {
     }
 }
 
+/// Returns the path of an output stream; empty if there is none.
+pub(crate) fn output_path(name: &str) -> io::Result<&Path> {
+    match name.split_once("://") {
+        None => Ok(Path::new(name)),
+        Some(("fifo", path) | ("file", path)) => Ok(Path::new(path)),
+        Some((scheme, _)) => {
+            let text = format!("output to {scheme}:// is not supported: give a FIFO or file://");
+            Err(io::Error::new(io::ErrorKind::Unsupported, text))
+        }
+    }
+}
+
 impl Sink {
     fn open(name: &str) -> io::Result<Sink> {
-        let path = match name.split_once("://") {
-            None => PathBuf::from(name),
-            Some(("fifo", path) | ("file", path)) => PathBuf::from(path),
-            Some((scheme, _)) => {
-                let text = format!("output to {scheme}:// is not supported: give a FIFO or file://");
-                return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-            }
-        };
+        let path = output_path(name)?;
         if path.as_os_str().is_empty() {
             return Ok(Sink::Nowhere);
         }
-        match is_fifo(&path) {
+        match is_fifo(path) {
             true => Ok(Sink::Pipe(
                 pipe::OpenOptions::new()
                     .read_write(true)
-                    .open_sender(&path)
+                    .open_sender(path)
                     .map_err(naming(name))?,
             )),
             false => Ok(Sink::File(
                 File::options()
                     .create(true)
                     .append(true)
-                    .open(&path)
+                    .open(path)
                     .map_err(naming(name))?,
             )),
         }
