@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use husk_monitor::console::{Console, Session, SessionInput};
 use husk_proto::shim::v1::console_output::Output;
+use rustix::io::ioctl_fionread;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
@@ -56,6 +57,8 @@ pub(crate) struct Streams {
     /// Sink for the reason of a failure, if it is not standard output.
     stderr: Sink,
     typing: Option<JoinHandle<()>>,
+    /// Ends the copying of input.
+    close: Option<oneshot::Sender<()>>,
     /// Ends the copying of output.
     end: Option<oneshot::Sender<()>>,
 }
@@ -77,14 +80,17 @@ impl Stdio {
                 output: None,
                 stderr: stdout.or(stderr),
                 typing: None,
+                close: None,
                 end: None,
             });
         };
+        let (close, closed) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         Ok(Streams {
             output: Some(tokio::spawn(copy(output, stdout, ended))),
-            typing: stdin.map(|stdin| tokio::spawn(type_in(stdin, input))),
+            typing: stdin.map(|stdin| tokio::spawn(type_in(stdin, input, closed))),
             stderr,
+            close: Some(close),
             end: Some(end),
         })
     }
@@ -129,16 +135,16 @@ fn naming(stream: &str) -> impl Fn(io::Error) -> io::Error {
 }
 
 impl Streams {
-    /// Closes the input.
+    /// Closes the input. What was written to it before still reaches the guest.
     pub(crate) fn close_stdin(&mut self) {
-        if let Some(typing) = self.typing.take() {
-            typing.abort();
-        }
+        self.close = None;
     }
 
     /// Writes the last output of the VM that has ended, and then the reason of its failure.
     pub(crate) async fn end(mut self, last_words: Option<String>) {
-        self.close_stdin();
+        if let Some(typing) = self.typing.take() {
+            typing.abort();
+        }
         let mut stdout = Sink::Nowhere;
         if let Some(mut output) = self.output.take() {
             let drained = timeout(DRAIN, &mut output).await;
@@ -237,11 +243,26 @@ async fn copy(
     }
 }
 
-async fn type_in(mut stdin: pipe::Receiver, guest: SessionInput) {
+/// Copies input until it is closed, and then what the FIFO still has.
+async fn type_in(mut stdin: pipe::Receiver, guest: SessionInput, mut closed: oneshot::Receiver<()>) {
     let mut typed = vec![0; TYPED];
-    while let Ok(length @ 1..) = stdin.read(&mut typed).await {
-        if guest.send(typed[..length].to_vec()).await.is_err() {
-            return;
+    loop {
+        let read = tokio::select! {
+            read = stdin.read(&mut typed) => read,
+            _ = &mut closed => break,
+        };
+        match read {
+            Ok(length @ 1..) if guest.send(typed[..length].to_vec()).await.is_ok() => {}
+            _ => return,
+        }
+    }
+    // The FIFO is open for writing here too, so it has no end. A client that goes on writing is not waited for.
+    let mut left = ioctl_fionread(&stdin).unwrap_or(0);
+    while left > 0 {
+        let wanted = TYPED.min(usize::try_from(left).unwrap_or(TYPED));
+        match rustix::io::read(&stdin, &mut typed[..wanted]) {
+            Ok(length @ 1..) if guest.send(typed[..length].to_vec()).await.is_ok() => left -= length as u64,
+            _ => return,
         }
     }
 }

@@ -61,6 +61,55 @@ fn fifos_carry_the_console_and_the_failure_reason() {
     });
 }
 
+/// A console with an input: the guest's end, and the path of the FIFO.
+async fn with_input(dir: &Path) -> (UnixStream, Console, Streams, String) {
+    let (guest, ours) = UnixStream::pair().unwrap();
+    let console = Console::start(ours, dir.join("console.log"));
+    let stdio = Stdio {
+        stdin: fifo(dir, "in"),
+        ..Stdio::default()
+    };
+    let streams = stdio.connect(Some(&console)).await.unwrap();
+    (guest, console, streams, stdio.stdin)
+}
+
+#[test]
+fn input_from_before_its_end_reaches_the_guest() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut guest, _console, mut streams, stdin) = with_input(dir.path()).await;
+        let text = "typed ".repeat(10_000);
+        let mut typed = pipe::OpenOptions::new().open_sender(&stdin).unwrap();
+        typed.write_all(text.as_bytes()).await.unwrap();
+        drop(typed);
+        streams.close_stdin();
+        assert_eq!(read(&mut guest, text.len()).await, text);
+        while pipe::OpenOptions::new().open_sender(&stdin).is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(guest);
+        streams.end(None).await;
+    });
+}
+
+#[test]
+fn a_client_that_goes_on_writing_does_not_hold_up_the_end_of_input() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut guest, _console, mut streams, stdin) = with_input(dir.path()).await;
+        let reads = tokio::spawn(async move { tokio::io::copy(&mut guest, &mut tokio::io::sink()).await });
+        let writes = tokio::task::spawn_blocking(move || {
+            let mut typed = File::options().write(true).open(stdin).unwrap();
+            while typed.write_all(&[b'x'; TYPED]).is_ok() {}
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        streams.close_stdin();
+        writes.await.unwrap();
+        reads.abort();
+        streams.end(None).await;
+    });
+}
+
 #[test]
 fn slow_reader_blocks_neither_guest_nor_exit() {
     on_runtime(async {
