@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use husk_monitor::console::{Console, Session, SessionInput};
@@ -15,9 +16,9 @@ use rustix::io::ioctl_fionread;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 /// Maximum time for the last output to be read after the end of the VM.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -37,7 +38,7 @@ pub(crate) struct Stdio {
 #[derive(Debug)]
 enum Sink {
     Pipe(pipe::Sender),
-    File(File),
+    File(Arc<File>),
     Nowhere,
 }
 
@@ -188,13 +189,10 @@ impl Sink {
                     .open_sender(path)
                     .map_err(naming(name))?,
             )),
-            false => Ok(Sink::File(
-                File::options()
-                    .create(true)
-                    .append(true)
-                    .open(path)
-                    .map_err(naming(name))?,
-            )),
+            false => {
+                let file = File::options().create(true).append(true).open(path);
+                Ok(Sink::File(Arc::new(file.map_err(naming(name))?)))
+            }
         }
     }
 
@@ -208,7 +206,12 @@ impl Sink {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Sink::Pipe(pipe) => pipe.write_all(bytes).await,
-            Sink::File(file) => file.write_all(bytes),
+            Sink::File(file) => {
+                // A disk that stalls must not stop the only thread of the runtime.
+                let (file, bytes) = (file.clone(), bytes.to_vec());
+                let written = spawn_blocking(move || (&*file).write_all(&bytes)).await;
+                written.unwrap_or_else(|error| Err(io::Error::other(error)))
+            }
             Sink::Nowhere => Ok(()),
         }
     }
@@ -218,12 +221,14 @@ fn is_fifo(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
 }
 
-/// Copies output until the console closes. A slow reader makes the console skip output, but not wait.
+/// Copies output until the console closes. A slow reader makes the console skip output, but not wait. A file that
+/// cannot be written, as on a full disk, loses output until it can.
 async fn copy(
     mut output: tokio::sync::mpsc::Receiver<husk_proto::shim::v1::ConsoleOutput>,
     mut sink: Sink,
     mut ended: oneshot::Receiver<()>,
 ) -> Sink {
+    let mut lost = 0;
     loop {
         let said = tokio::select! {
             said = output.recv() => said,
@@ -236,9 +241,22 @@ async fn copy(
             }
             Some(Output::Ended(_)) | None => return sink,
         };
-        if let Err(error) = sink.write(&bytes).await {
-            debug!(%error, "the container's output cannot be written");
-            sink = Sink::Nowhere;
+        match sink.write(&bytes).await {
+            Ok(()) if lost > 0 => {
+                info!("the container's output is written again; {lost} bytes of it are lost");
+                lost = 0;
+            }
+            Ok(()) => {}
+            Err(error) if matches!(sink, Sink::File(_)) => {
+                if lost == 0 {
+                    warn!(%error, "the container's output cannot be written");
+                }
+                lost += bytes.len();
+            }
+            Err(error) => {
+                debug!(%error, "the container's output cannot be written");
+                sink = Sink::Nowhere;
+            }
         }
     }
 }

@@ -1,5 +1,9 @@
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
 use std::time::Instant;
 
+use husk_proto::shim::v1::ConsoleOutput;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tokio::net::UnixStream;
 
@@ -98,7 +102,7 @@ fn a_client_that_goes_on_writing_does_not_hold_up_the_end_of_input() {
         let dir = tempfile::tempdir().unwrap();
         let (mut guest, _console, mut streams, stdin) = with_input(dir.path()).await;
         let reads = tokio::spawn(async move { tokio::io::copy(&mut guest, &mut tokio::io::sink()).await });
-        let writes = tokio::task::spawn_blocking(move || {
+        let writes = spawn_blocking(move || {
             let mut typed = File::options().write(true).open(stdin).unwrap();
             while typed.write_all(&[b'x'; TYPED]).is_ok() {}
         });
@@ -128,6 +132,69 @@ fn slow_reader_blocks_neither_guest_nor_exit() {
         assert!(begun.elapsed() < DRAIN);
         drop(guest);
         streams.end(None).await;
+    });
+}
+
+/// A file that takes no more bytes until some are read from it: a FIFO. Also returns the number of bytes.
+fn full(dir: &Path) -> (File, usize) {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let mut file = options.open(fifo(dir, "full")).unwrap();
+    let mut bytes = 0;
+    while file.write(&[b'x'; TYPED]).is_ok() {
+        bytes += TYPED;
+    }
+    (file, bytes)
+}
+
+#[test]
+fn a_full_disk_does_not_end_the_log() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        // Its writes fail, as on a full disk.
+        let (mut disk, bytes) = full(dir.path());
+        let sink = Sink::File(Arc::new(disk.try_clone().unwrap()));
+        let (console, output) = tokio::sync::mpsc::channel(1);
+        let (_end, ended) = oneshot::channel();
+        let copied = tokio::spawn(copy(output, sink, ended));
+        let data = |text: &str| ConsoleOutput {
+            output: Some(Output::Data(text.into())),
+        };
+        console.send(data("lost")).await.unwrap();
+        console.send(data("lost or kept")).await.unwrap();
+        // The second one has been received, so the write of the first one has failed.
+        drop(console.reserve().await.unwrap());
+        disk.read_exact(&mut vec![0; bytes]).unwrap();
+        console.send(data("the end")).await.unwrap();
+        drop(console);
+        copied.await.unwrap();
+        let mut kept = vec![0; 64];
+        let length = disk.read(&mut kept).unwrap();
+        assert!(kept[..length].ends_with(b"the end"), "{kept:?}");
+    });
+}
+
+#[test]
+fn a_stalled_disk_does_not_stop_the_runtime() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut disk, bytes) = full(dir.path());
+        // Writes block, as on a stalled disk, until the thread reads.
+        let blocking = File::options().write(true).open(dir.path().join("full"));
+        let mut sink = Sink::File(Arc::new(blocking.unwrap()));
+        let recovery = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(500));
+            disk.read_exact(&mut vec![0; bytes]).unwrap();
+            disk
+        });
+        let written = timeout(Duration::from_millis(50), sink.write(b"late")).await;
+        assert!(written.is_err(), "the runtime waited");
+        let mut late = [0; 4];
+        let mut disk = recovery.join().unwrap();
+        while disk.read_exact(&mut late).is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(&late, b"late");
     });
 }
 
