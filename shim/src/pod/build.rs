@@ -12,14 +12,15 @@ use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::VmmPlacement;
 use husk_vmi::{VmPlan, Vmi};
 use husk_volumes::{PathPolicy, ScratchDir};
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::{LinuxResources, Process, Spec};
 use tokio::task::spawn_blocking;
+use tracing::warn;
 
 use super::container::{ContainerResources, ContainerVm};
 use super::launcher::LaunchError;
 use super::task_error::TaskError;
 use crate::mount::mount_rootfs;
-use crate::spec::{SpecError, VmContainer, annotated_vmi, load_vmi};
+use crate::spec::{MemoryLimit, SpecError, VmContainer, annotated_vmi, load_vmi};
 use crate::stdio::Stdio;
 
 /// A VM to build.
@@ -33,6 +34,8 @@ pub(super) struct VmBuilder {
     /// Root filesystems of volume containers, by volume.
     pub(super) volumes: BTreeMap<String, PathBuf>,
     pub(super) stdio: Stdio,
+    /// Limits that were set after the spec was written.
+    pub(super) early_limits: Option<LinuxResources>,
     /// Name of its state directory.
     pub(super) uid: String,
 }
@@ -162,7 +165,9 @@ impl VmBuilder {
     }
 
     fn plan(&self, vmi: &Vmi) -> Result<VmContainer, SpecError> {
-        VmContainer::new(&self.spec, vmi, rootfs_of(&self.bundle), &self.volumes)
+        let rootfs = rootfs_of(&self.bundle);
+        let limit = MemoryLimit::updated(&self.spec, self.early_limits.as_ref());
+        VmContainer::new(&self.spec, &limit, vmi, rootfs, &self.volumes)
     }
 
     /// Prepares the cgroup of a VM and finds the VM's environment.
@@ -184,6 +189,9 @@ impl VmBuilder {
         let made = make_cgroup(self.spec.clone()).await?;
         let (cgroup, scope) = made.unzip();
         resources.cgroup = cgroup.clone();
+        if let Some((cgroup, limits)) = cgroup.clone().zip(self.early_limits.clone()) {
+            set_early_limits(cgroup, limits).await;
+        }
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
             Some(directory) => ScratchDir::of_pod(directory),
@@ -250,6 +258,14 @@ async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, ScopeGuard)>, Ta
     made.unwrap_or_else(|error| Err(TaskError::failed(error.to_string())))
 }
 
+/// Sets limits that were set before the VM started.
+pub(super) async fn set_early_limits(cgroup: Cgroup, limits: LinuxResources) {
+    let limited = spawn_blocking(move || cgroup.set_limits(&limits)).await;
+    if let Ok(Err(error)) = limited {
+        warn!(%error, "the limits that were set before the VM started are not in effect");
+    }
+}
+
 /// Creates the cgroup of a sandbox and moves this process to it. On an error everything is cleaned up.
 pub(super) async fn enter_cgroup(
     spec: Arc<Spec>,
@@ -273,8 +289,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_vmm_has_the_oom_score_of_its_container() {
+    fn builder(linux: serde_json::Value) -> VmBuilder {
         let vmi = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -292,19 +307,48 @@ mod tests {
         });
         let spec = json!({
             "ociVersion": "1.1.0",
-            "linux": {},
+            "linux": linux,
             "process": {"cwd": "/", "user": {"uid": 0, "gid": 0}, "oomScoreAdj": 500},
             "annotations": {"husk.io/vmi": vmi.to_string()},
         });
-        let builder = VmBuilder {
+        VmBuilder {
             bundle: "/nowhere".into(),
             spec: serde_json::from_value::<Spec>(spec).unwrap().into(),
             sandbox: None,
             rootfs: Vec::new(),
             volumes: BTreeMap::new(),
             stdio: Stdio::default(),
+            early_limits: None,
             uid: "uid".into(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_vm_is_checked_against_limits_that_were_set_before_it_came() {
+        let limited = |mib: u64| json!({"memory": {"limit": mib << 20}});
+        let cpus = json!({"cpu": {"cpus": "0-1"}});
+        let unlimited = json!({"memory": {"limit": -1}});
+        let huge = |bytes: u64| json!({"hugepageLimits": [{"pageSize": "2MB", "limit": bytes}]});
+        for (spec, update, fits) in [
+            (limited(90), limited(70), false),
+            (limited(70), limited(90), true),
+            (limited(70), unlimited, true),
+            (json!({}), limited(70), false),
+            // The update leaves the limit of memory alone.
+            (limited(70), cpus.clone(), false),
+            (limited(90), cpus, true),
+            (limited(70), huge(0), false),
+        ] {
+            let mut builder = builder(json!({"resources": spec}));
+            builder.early_limits = Some(serde_json::from_value(update.clone()).unwrap());
+            let planned = builder.plan(&annotated_vmi(&builder.spec).unwrap());
+            assert_eq!(planned.is_ok(), fits, "{spec} {update}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_vmm_has_the_oom_score_of_its_container() {
+        let builder = builder(json!({}));
         let planned = builder.plan(&annotated_vmi(&builder.spec).unwrap()).unwrap();
         let mut resources = ContainerResources::default();
         let prepared = builder.prepare(planned, &mut resources).await.unwrap();

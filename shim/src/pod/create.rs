@@ -76,6 +76,7 @@ impl Pod {
                     rootfs: request.rootfs,
                     volumes: self.volumes(),
                     stdio: container.stdio.clone(),
+                    early_limits: None,
                     uid: uid.unwrap_or(&id).to_owned(),
                 };
                 let (stop, stopped) = BuildStop::new();

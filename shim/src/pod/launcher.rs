@@ -13,18 +13,17 @@ use husk_monitor::monitor::{PendingCall, PendingVm, StartRequest, VmError, VmiId
 use husk_monitor::state::RuntimeDir;
 use husk_proto::shim::v1::{Phase, Status};
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::Pod;
-use super::build::{BuiltVm, VmBuilder};
+use super::build::{BuiltVm, VmBuilder, set_early_limits};
 use super::build_stop::BuildStop;
 use super::command::TaskOutcome;
 use super::container::Launching;
 use super::task_error::{Reply, TaskError};
 use crate::logging;
-use crate::spec::{self, LauncherArgs, Role};
+use crate::spec::{self, LauncherArgs, MemoryLimit, Role};
 use crate::stdio;
 
 /// Exit status of a launcher whose VM was not started in time: virt-launcher panics then.
@@ -186,6 +185,7 @@ impl Pod {
             rootfs: Vec::new(),
             volumes,
             stdio: container.stdio.clone(),
+            early_limits: container.early_limits.clone(),
             uid: String::new(),
         };
         self.spawn_task(async move {
@@ -216,10 +216,20 @@ impl Pod {
             info!(id, "{note}");
         }
         container.resources.cgroup = built.resources.cgroup;
-        let limits = container
-            .early_limits
-            .take()
-            .zip(container.resources.cgroup.clone());
+        // They may be newer than those that the plan was checked against.
+        let limits = container.early_limits.take().filter(|limits| {
+            let limit = MemoryLimit::of_resources(Some(limits));
+            let fits = limit.check(
+                &built.vm.plan,
+                &spec::called(&container.spec),
+                "the guest's memory",
+            );
+            if let Err(error) = &fits {
+                warn!(id, %error, "the limits that were set while the VM was built are not in effect");
+            }
+            fits.is_ok()
+        });
+        let limits = container.resources.cgroup.clone().zip(limits);
         let (handle, embedded_vm) = (built.vm.handle.clone(), built.vm.embedded_vm.take());
         container.vm = Some(built.vm);
         self.connect_console_logs();
@@ -240,11 +250,8 @@ impl Pod {
             let Some(mut embedded_vm) = embedded_vm else {
                 return request.answer(Err(ending()));
             };
-            if let Some((limits, cgroup)) = limits {
-                let limited = spawn_blocking(move || cgroup.set_limits(&limits)).await;
-                if let Ok(Err(error)) = limited {
-                    warn!(%error, "the limits that were set before the VM started are not in effect");
-                }
+            if let Some((cgroup, limits)) = limits {
+                set_early_limits(cgroup, limits).await;
             }
             let booted = embedded_vm.boot().await;
             request.answer(booted.map_err(|error| VmError::internal(error.to_string())));

@@ -1,7 +1,7 @@
 //! The memory that a VM's container needs in addition to the guest's.
 
 use husk_vmi::{Topology, VmPlan};
-use oci_spec::runtime::{LinuxResources, Spec};
+use oci_spec::runtime::{LinuxMemory, LinuxResources, Spec};
 
 use super::error::SpecError;
 
@@ -39,6 +39,25 @@ impl MemoryLimit {
     pub fn of(spec: &Spec) -> MemoryLimit {
         let linux = spec.linux().as_ref();
         MemoryLimit::of_resources(linux.and_then(|linux| linux.resources().as_ref()))
+    }
+
+    /// The limits of a container after an update, if there is one. It leaves alone what it does not name.
+    #[must_use]
+    pub fn updated(spec: &Spec, update: Option<&LinuxResources>) -> MemoryLimit {
+        let mut limit = MemoryLimit::of(spec);
+        let Some(update) = update else {
+            return limit;
+        };
+        let MemoryLimit { memory, hugepages } = MemoryLimit::of_resources(Some(update));
+        let named = update.memory().as_ref().and_then(LinuxMemory::limit);
+        if named.is_some_and(|bytes| bytes != 0) {
+            limit.memory = memory;
+        }
+        limit
+            .hugepages
+            .retain(|(page, _)| hugepages.iter().all(|(named, _)| named != page));
+        limit.hugepages.extend(hugepages);
+        limit
     }
 
     /// The limits of an update.

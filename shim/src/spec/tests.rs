@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use husk_vmi::{DiskSource, SeedData};
+use husk_vmi::{DiskSource, SeedData, Vmi};
 use oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
@@ -62,7 +62,11 @@ fn sandbox(own: Value) -> Spec {
 }
 
 fn make(spec: &Spec) -> Result<VmContainer, SpecError> {
-    VmContainer::new(spec, &annotated_vmi(spec)?, "/rootfs".into(), &BTreeMap::new())
+    make_from(spec, &annotated_vmi(spec)?, &BTreeMap::new())
+}
+
+fn make_from(spec: &Spec, vmi: &Vmi, volumes: &BTreeMap<String, PathBuf>) -> Result<VmContainer, SpecError> {
+    VmContainer::new(spec, &MemoryLimit::of(spec), vmi, "/rootfs".into(), volumes)
 }
 
 #[test]
@@ -127,7 +131,7 @@ fn lone_container_disk_is_the_containers_root() {
     let volumes = BTreeMap::from([("root".to_owned(), PathBuf::from("/other/rootfs"))]);
     let compute = in_pod("compute", json!({}));
     let vmi = annotated_vmi(&compute).unwrap();
-    let vm = VmContainer::new(&compute, &vmi, "/rootfs".into(), &volumes).unwrap();
+    let vm = make_from(&compute, &vmi, &volumes).unwrap();
     assert_eq!(vm.plan.namespace, "team");
     assert!(
         matches!(&vm.plan.disks[0].source, DiskSource::ContainerDisk { path, .. } if path == Path::new("/other/rootfs"))
@@ -197,7 +201,7 @@ fn launcher_pods_have_image_volumes_and_keys_of_secrets() {
     ]);
     let compute = spec(json!({"mounts": mounts}));
     let vmi = load_vmi(&vmi(volumes, json!([disk("seed"), disk("root")])), &compute).unwrap();
-    let vm = VmContainer::new(&compute, &vmi, "/rootfs".into(), &BTreeMap::new()).unwrap();
+    let vm = make_from(&compute, &vmi, &BTreeMap::new()).unwrap();
     let wanted = DiskSource::ContainerDisk {
         path: "/images/1".into(),
         image_path: None,
@@ -259,9 +263,12 @@ fn annotations_of_a_vmi_have_no_effect_in_its_launcher_pod() {
     }
     let compute = in_pod("compute", own("compute"));
     let vmi = load_vmi(&container_disk(), &compute).unwrap();
-    let planned = VmContainer::new(&compute, &vmi, "/rootfs".into(), &BTreeMap::new());
+    let planned = make_from(&compute, &vmi, &BTreeMap::new());
     let error = planned.unwrap_err().to_string();
-    assert!(error.contains("no container of this pod provides volume \"root\""), "{error}");
+    assert!(
+        error.contains("no container of this pod provides volume \"root\""),
+        "{error}"
+    );
 }
 
 #[test]

@@ -33,13 +33,14 @@ pub struct VmContainer {
 }
 
 impl VmContainer {
-    /// Plans the VM of a container. `rootfs` is its root filesystem, `volumes` those of the pod's volume containers, by
-    /// volume.
+    /// Plans the VM of a container. `limit` is the container's limit of memory, `rootfs` its root filesystem, `volumes`
+    /// those of the pod's volume containers, by volume.
     ///
     /// # Errors
     /// The manifest has errors, the pod does not have a volume, or a limit is too small.
     pub fn new(
         spec: &Spec,
+        limit: &MemoryLimit,
         vmi: &Vmi,
         rootfs: PathBuf,
         volumes: &BTreeMap<String, PathBuf>,
@@ -50,7 +51,7 @@ impl VmContainer {
         let resources = offer.resources(vmi, spec)?;
         let plan = plan(&offer.at_start(vmi), &resources).map_err(SpecError::Fields)?;
         offer.check_writable(vmi, &plan)?;
-        MemoryLimit::of(spec).check(&plan, &called(spec), &vmi.memory_field())?;
+        limit.check(&plan, &called(spec), &vmi.memory_field())?;
         Ok(VmContainer {
             vmi: serde_json::json!({
                 "name": vmi.name,
