@@ -83,7 +83,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     applied.extend(templates);
     match systemd {
         Some(systemd) => {
-            unit::install(systemd)?;
+            // The deletion of the last VM removes the file: for DataVolumes alone it would be left.
+            if !vms.is_empty() {
+                unit::install(systemd)?;
+            }
             start(args, &machine, systemd, &RuntimeDir::locate()?, &applied, &vms)
         }
         None => Ok(()),
