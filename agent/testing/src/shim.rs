@@ -10,6 +10,7 @@ use husk_proto::services::either;
 use husk_proto::shim::v1::guest_server::{Guest, GuestServer};
 use husk_proto::shim::v1::pod_server::{Pod, PodServer};
 use husk_proto::shim::v1::*;
+use husk_proto::vmm::v1::ExitReason;
 use prost::Message;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use tokio::net::UnixListener;
@@ -166,6 +167,10 @@ impl Shim {
             phase: phase.into(),
             reason: reason.to_owned(),
             panics: self.status.borrow().panics + u64::from(reason == "GuestPanic"),
+            exit: match reason {
+                "GuestPanic" => ExitReason::GuestPanic.into(),
+                _ => ExitReason::Unspecified.into(),
+            },
             ..Status::default()
         };
         let (directory, record) = {

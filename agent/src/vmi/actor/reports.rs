@@ -1,6 +1,7 @@
 //! The events of one VMI.
 
 use husk_proto::shim::v1::SyncVmiResponse;
+use husk_proto::vmm::v1::ExitReason;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -66,7 +67,14 @@ impl VmiActor {
     pub(super) async fn report_panics(&mut self, vmi: &Vmi, state: &PodState) {
         let (panics, before) = match state {
             PodState::Running(status) => (status.panics, self.panics.unwrap_or(status.panics)),
-            PodState::Ended(status) => (status.panics, self.panics.unwrap_or(0)),
+            // Earlier panics of a VM that no agent saw end had their events.
+            PodState::Ended(status) => {
+                let last = u64::from(status.exit() == ExitReason::GuestPanic);
+                (
+                    status.panics,
+                    self.panics.unwrap_or(status.panics.saturating_sub(last)),
+                )
+            }
             _ => return,
         };
         self.panics = Some(panics);

@@ -270,6 +270,29 @@ async fn each_panic_of_the_guest_has_an_event() {
 }
 
 #[tokio::test]
+async fn an_earlier_panic_has_no_event_at_the_end() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let first = node.agent();
+    node.until_phase("vm", "Running").await;
+    let panicked = || {
+        let events = node.api.events("vm");
+        events
+            .iter()
+            .filter(|event| event.starts_with("GuestPanicked"))
+            .count()
+    };
+    shim.change(|status| status.panics = 1);
+    until("the event", || panicked() == 1).await;
+    first.abort();
+    let _ = first.await;
+    shim.end(Phase::Succeeded, "Poweroff");
+    let _second = node.agent();
+    node.until_phase("vm", "Succeeded").await;
+    assert_eq!(panicked(), 1);
+}
+
+#[tokio::test]
 async fn vm_ends_with_its_vmi() {
     let node = Node::new();
     let (vanished, failed) = (node.schedule("vanished"), node.schedule("failed"));

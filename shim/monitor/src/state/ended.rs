@@ -38,6 +38,7 @@ impl RuntimeDir {
             message: status.message.clone(),
             timeline: status.timeline,
             panics: status.panics,
+            exit: status.exit,
             ..Status::default()
         };
         let (aside, path) = (directory.join(format!(".{pod_uid}")), directory.join(pod_uid));
@@ -85,6 +86,8 @@ impl RuntimeDir {
 
 #[cfg(test)]
 mod tests {
+    use husk_proto::vmm::v1::ExitReason;
+
     use super::*;
     use crate::state::PODS;
 
@@ -96,6 +99,7 @@ mod tests {
             phase: Phase::Succeeded.into(),
             reason: "Poweroff".to_owned(),
             panics: 1,
+            exit: ExitReason::Poweroff.into(),
             disks: vec![husk_proto::shim::v1::Disk::default()],
             ..Status::default()
         };
