@@ -202,6 +202,16 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_of_an_import_is_removed_without_a_new_directory() {
+        let (_home, store) = store();
+        let import = store.begin_import("default", "data").unwrap();
+        let image = File::create(import.directory().join(IMAGE)).unwrap();
+        image.set_len(1 << 20).unwrap();
+        import.finish(&NewClaim::new("default", "data", 0)).unwrap();
+        assert!(store.path.join(".changes").is_dir());
+    }
+
+    #[test]
     fn what_an_import_left_is_removed() {
         let (_home, store) = store();
         store.abandon_import("default", "data").unwrap();

@@ -212,6 +212,8 @@ impl ClaimStore {
         let namespace = self.path.join(&claim.namespace);
         let target = self.claim(&claim.namespace, &claim.name);
         make_directory(&namespace)?;
+        // The removal of the claim needs it, perhaps on a full disk.
+        make_directory(&self.path.join(CHANGES))?;
         sync_directory(directory)?;
         match renameat_with(CWD, directory, CWD, &target, RenameFlags::NOREPLACE) {
             Err(Errno::EXIST) => {
