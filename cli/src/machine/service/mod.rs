@@ -113,7 +113,7 @@ impl Service {
     async fn run(self) -> Result<(), Failure> {
         // Not when the VM runs, which may be never: the boot of the machine ends with the start of its units. An end
         // before this would be a failure for systemd, and it would start the process again.
-        let _ = sd_notify::notify(&[NotifyState::Ready]);
+        let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(STARTING)]);
         let mut failures = 0;
         let mut strategy = loop {
             match self.run_strategy() {
@@ -132,7 +132,10 @@ impl Service {
             strategy = self.run_strategy().unwrap_or(strategy);
             if strategy == RunStrategy::Halted {
                 info!(vm = %self.name, "the VM is not to run");
-                self.disable();
+                // One that is not found may be in a file system that is mounted later.
+                if !matches!(self.machine.vm(&self.name), Err(ObjectError::NotFound(_))) {
+                    self.disable();
+                }
                 return Ok(());
             }
             if self.is_renewed().await {

@@ -138,6 +138,23 @@ async fn a_halted_vm_is_not_started() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_vm_that_is_not_found_stays_enabled() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_never, stopping) = watch::channel(false);
+    let service = Service {
+        stopping,
+        ..service(folder.path())
+    };
+    // Another command has made a store where the VM's is mounted later.
+    let other = test_manifests::vm("other", "Always");
+    service.machine.objects.apply(&other).unwrap();
+    FakeSystemd::default().install();
+    let run = tokio::time::timeout(Duration::from_secs(3600), service.run());
+    run.await.expect("it ends").unwrap();
+    assert_eq!(FakeSystemd::changes(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_whose_program_was_replaced_starts_anew() {
     let folder = tempfile::tempdir().unwrap();
     let (program, new) = (folder.path().join("exe"), folder.path().join("husk"));
