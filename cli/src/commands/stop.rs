@@ -108,10 +108,6 @@ fn begin(
     runtime: &RuntimeDir,
     name: &VmRef,
 ) -> Result<Option<Stopping>, Failure> {
-    let stored = match machine.vm(name) {
-        Err(ObjectError::NotFound(_)) => return Ok(None),
-        found => found,
-    };
     let Some(systemd) = systemd else {
         return Ok(None);
     };
@@ -119,8 +115,13 @@ fn begin(
     if !unit.runs() && !unit.is_stopping() && runtime.find(&name.namespace, &name.name).is_ok() {
         return Ok(None);
     }
-    let stored = match stored {
+    let stored = match machine.vm(name) {
         Ok(stored) => Some(stored),
+        Err(ObjectError::NotFound(_)) if !unit.runs() && !unit.is_stopping() && !unit.enabled => {
+            return Ok(None);
+        }
+        // The store was removed, or is not mounted.
+        Err(ObjectError::NotFound(_)) => None,
         Err(damaged @ ObjectError::Damaged { .. }) => {
             note(&format!("{damaged}: the run strategy of {name} stays"));
             None
@@ -219,6 +220,27 @@ mod tests {
             text.starts_with("demo stops, but keeps the run strategy Always"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_vm_that_waits_for_a_store_that_is_gone_stops() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::at(folder.path());
+        let systemd = FakeSystemd {
+            units: [("husk@default:demo.service".to_owned(), "active")].into(),
+            ends: true,
+            ..FakeSystemd::default()
+        }
+        .install();
+        let runtime = RuntimeDir::at(folder.path().join("run"));
+        let stop = |name: &str| {
+            let mode = StopMode::Graceful(None);
+            stop(&machine, Some(systemd), &runtime, &[name.parse().unwrap()], mode)
+        };
+        stop("demo").unwrap();
+        let changes = ["disable", "stop"].map(|verb| format!("{verb} husk@default:demo.service"));
+        assert_eq!(FakeSystemd::changes(), changes);
+        assert!(stop("other").is_err());
     }
 
     #[test]
