@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -48,11 +49,16 @@ fn check_unit(file: &Path, bin: &Path) -> Result<(), Failure> {
 /// The text of a unit file; none if it is not one that Husk writes. Each user can put anything at its path, such as a
 /// pipe or a link to a device.
 fn text(file: &Path) -> Option<String> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = File::options().read(true).custom_flags(flags).open(file).ok()?;
-    if !file.metadata().ok()?.is_file() {
+    // To open a pipe blocks, and to open a device may start it.
+    let found = File::options()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(file)
+        .ok()?;
+    if !found.metadata().ok()?.is_file() {
         return None;
     }
+    let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).ok()?;
     let mut text = Vec::new();
     file.take(MAX_UNIT_FILE).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
@@ -124,10 +130,12 @@ mod tests {
         symlink("/dev/zero", &zero).unwrap();
         fs::write(path("file"), format!("{}\n", path("husk").display())).unwrap();
         symlink("file", &link).unwrap();
-        for file in [&pipe, &zero, &link, &path("folder")] {
+        for file in [&pipe, &zero, &path("folder")] {
             assert_eq!(refusal(check_unit(file, folder.path())), "", "{}", file.display());
         }
-        assert_ne!(refusal(check_unit(&path("file"), folder.path())), "");
+        for file in [&path("file"), &link] {
+            assert_ne!(refusal(check_unit(file, folder.path())), "");
+        }
         fs::write(path("file"), vec![b'#'; 1 << 20]).unwrap();
         assert_eq!(text(&path("file")).map(|text| text.len()), Some(64 << 10));
     }
