@@ -245,8 +245,9 @@ pub(crate) fn store_templates(
             Err(_) if machine.claims.has(&key.namespace, &key.name) => continue,
             Err(error) => {
                 return Err(Failure::Runtime(format!(
-                    "{}: correct the file, or apply the object again",
-                    chain(&error)
+                    "{}: correct the file, or `husk delete dv {}`",
+                    chain(&error),
+                    key.name
                 )));
             }
         }

@@ -70,27 +70,43 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         machines::mark_starts(&machine, systemd, &given)?;
     }
     let mut applied = apply_objects(&machine, &given)?;
-    let mut templates = Vec::new();
-    for owner in applied.iter().map(|applied| &applied.object) {
-        if let Some((_, vm)) = vms.iter().find(|(key, _)| *key == owner.key) {
-            templates.extend(store_templates(&machine, owner, vm)?);
-        }
-    }
+    let (templates, stored) = templates(&machine, &applied, &vms);
     let new = templates
         .iter()
         .filter(|applied| applied.outcome != Outcome::Unchanged);
     new.for_each(report);
     applied.extend(templates);
-    match systemd {
-        Some(systemd) => {
-            // The deletion of the last VM removes the file: for DataVolumes alone it would be left.
-            if !vms.is_empty() {
-                unit::install(systemd)?;
-            }
-            start(args, &machine, systemd, &RuntimeDir::locate()?, &applied, &vms)
+    if let Some(systemd) = systemd {
+        // The deletion of the last VM removes the file: for DataVolumes alone it would be left.
+        if !vms.is_empty() {
+            unit::install(systemd)?;
         }
-        None => Ok(()),
+        start(args, &machine, systemd, &RuntimeDir::locate()?, &applied, &vms)?;
     }
+    stored
+}
+
+/// Stores the DataVolumes of VMs. One that cannot be stored costs its VM alone: it is reported, and the result is an
+/// error.
+fn templates(
+    machine: &Machine,
+    applied: &[Applied],
+    vms: &[(Key, ExpandedVm)],
+) -> (Vec<Applied>, Result<(), Failure>) {
+    let (mut templates, mut done) = (Vec::new(), Ok(()));
+    for owner in applied.iter().map(|applied| &applied.object) {
+        let Some((_, vm)) = vms.iter().find(|(key, _)| *key == owner.key) else {
+            continue;
+        };
+        match store_templates(machine, owner, vm) {
+            Ok(stored) => templates.extend(stored),
+            Err(failure) => {
+                failure.report();
+                done = Err(Failure::Ended(RUNTIME));
+            }
+        }
+    }
+    (templates, done)
 }
 
 /// Fills the volumes of DataVolumes, brings VMs to what their objects say, and waits for both.

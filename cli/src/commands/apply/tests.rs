@@ -261,3 +261,25 @@ fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
     assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
     assert_eq!(changes, start);
 }
+
+#[test]
+fn a_damaged_data_volume_costs_its_vm_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::at(folder.path());
+    let with_template = |name: &str, volume: &str| {
+        let mut vm = vm(name, volume);
+        vm["spec"]["dataVolumeTemplates"] = json!([data_volume(volume)]);
+        vm
+    };
+    let damaged = machine.objects.apply(&data_volume("damaged")).unwrap().object.key;
+    std::fs::write(machine.objects.file(&damaged), "kind:").unwrap();
+    let given = given(&[with_template("a", "damaged"), with_template("b", "good")]);
+    let vms = checked_vms(&machine, &given).unwrap();
+    let applied = apply_objects(&machine, &given).unwrap();
+    let (stored, done) = templates(&machine, &applied, &vms);
+    let names: Vec<&str> = stored
+        .iter()
+        .map(|stored| stored.object.key.name.as_str())
+        .collect();
+    assert!(done.is_err() && names == ["good"], "{names:?}");
+}
