@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-hotplug",
-    about: "volumes plugged by virtctl and by the VM's template, block and filesystem; claims that grow; a start with plugged volumes; memory dumps fail",
+    about: "volumes plugged by virtctl and by the VM's template, block, filesystem and hostPath; claims that grow; a start with plugged volumes; memory dumps fail",
     limit: Duration::from_secs(1200),
     run,
 };
@@ -44,6 +44,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         c.apply(&local_volume(name, mode, (path, size), &node))?;
         c.until("pvc", name, ".status.phase", "Bound")?;
     }
+    host_path_volume(c, &node)?;
     c.apply(&[virtual_machine(VM, "scsi,button,shell")])?;
     c.until("vm", VM, ".status.printableStatus", "Running")?;
     ctx.part("block", || plug(c, "block", "BLOCK1"));
@@ -55,6 +56,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("memory dump", || memory_dump(c));
     ctx.part("template", || template(c));
     ctx.part("unplug filesystem", || unplug(c, "files"));
+    ctx.part("hostPath", || host_path(c));
     ctx.part("without --persist", || without_persist(c));
     c.delete("vm", VM)?;
     ctx.part("VMI without a VM", || without_vm(c));
@@ -65,7 +67,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.on_node(&format!("losetup -d {device} && rm -r {DATA}"))?;
     let busy = c.on_node("losetup -a")?;
     ensure!(!busy.contains(DATA), "{busy}");
-    for name in ["block", "files", "blank", "dump"] {
+    for name in ["block", "files", "blank", "dump", "host"] {
         c.delete("pvc", name)?;
         c.delete("pv", name)?;
     }
@@ -99,6 +101,33 @@ fn finds(c: &KubeVirt<'_>, vm: &str, serial: &str) -> Result<()> {
         vm,
         &format!("until grep -q {serial} /sys/block/sd*/device/vpd_pg80; do sleep 0.2; done"),
     )
+}
+
+/// Makes the claim `host` of a hostPath volume, which the kubelet does not mount in the pod's directory.
+fn host_path_volume(c: &KubeVirt<'_>, node: &str) -> Result<()> {
+    let folder = format!("{DATA}/host");
+    c.on_node(&format!(
+        "mkdir {folder} && truncate -s 64M {folder}/disk.img && chown -R 107:107 {folder}"
+    ))?;
+    let mut objects = local_volume("host", "Filesystem", (&folder, "64Mi"), node);
+    let spec = objects[0]["spec"].as_object_mut().context("no spec")?;
+    let local = spec.remove("local").context("no local volume")?;
+    spec.insert("hostPath".to_owned(), local);
+    c.apply(&objects)?;
+    c.until("pvc", "host", ".status.phase", "Bound")
+}
+
+/// The image of a hostPath volume is plugged, written and unplugged.
+fn host_path(c: &KubeVirt<'_>) -> Result<()> {
+    plug(c, "host", "HOST1")?;
+    let disk = "disk=$(basename $(dirname $(dirname $(grep -l HOST1 /sys/block/sd*/device/vpd_pg80))))";
+    c.guest_does(
+        VM,
+        &format!("{disk}; echo of-host | dd of=/dev/$disk bs=512 conv=sync,fsync 2>/dev/null"),
+    )?;
+    let written = c.on_node(&format!("head -c 7 {DATA}/host/disk.img"))?;
+    ensure!(written == "of-host", "on the node: {written:?}");
+    unplug(c, "host")
 }
 
 /// The guest's writes reach the node's device and file.

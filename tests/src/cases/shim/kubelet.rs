@@ -96,20 +96,32 @@ fn run(ctx: &TestContext) -> Result<()> {
             Ok(c.kubectl(&["get", "pod", "guest"])?.status != 0)
         })
     });
+    ctx.part("read-only claim", || {
+        let mut pod = pod("read-only", "button");
+        pod["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = json!(true);
+        refused(c, &pod, "compute", "volume \"data\" is read-only in the pod")
+    });
     ctx.part("refused", || {
         let mut pod = pod("sidecar", "button");
         let helper = json!({"name": "helper", "image": "localhost/husk/busybox:1", "imagePullPolicy": "Never", "command": ["/none"]});
         pod["spec"]["containers"] = json!([helper]);
-        c.apply("sidecar", pod)?;
-        let path = "{.status.containerStatuses[0].state.waiting.message}{.status.containerStatuses[0].state.terminated.message}";
-        c.until("the reason", || Ok(!c.field("pod", "sidecar", path)?.is_empty()))?;
-        expect_contains(&c.field("pod", "sidecar", path)?, &["helper"])?;
-        c.release("pod", "sidecar")?;
-        c.kubectl(&["delete", "pod", "sidecar"])?.ok()?;
-        Ok(())
+        refused(c, &pod, "helper", "helper")
     });
     cluster.end_empty(&containerd)?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
+    Ok(())
+}
+
+/// Applies a pod whose `container` cannot be made, and waits for the reason, which contains `why`.
+fn refused(c: &Cluster<'_>, pod: &Value, container: &str, why: &str) -> Result<()> {
+    let name = pod["metadata"]["name"].as_str().context("no name")?;
+    let state = format!("{{.status.containerStatuses[?(@.name==\"{container}\")].state");
+    let path = format!("{state}.waiting.message}}{state}.terminated.message}}");
+    c.apply(name, pod.clone())?;
+    c.until("the reason", || Ok(c.field("pod", name, &path)?.contains(why)))
+        .with_context(|| format!("{:?}", c.field("pod", name, &path)))?;
+    c.release("pod", name)?;
+    c.kubectl(&["delete", "pod", name])?.ok()?;
     Ok(())
 }
 
