@@ -46,7 +46,7 @@ pub struct SyncCall {
     opening: Opening,
 }
 
-/// The attempts of a VMI to open data, which may hang: one for each volume. Another one would hang too.
+/// Attempts to open the data of a VMI's volumes. One may hang, so each volume has at most one at a time.
 #[derive(Debug, Clone)]
 pub struct Opening {
     volumes: Places<VolumeOfPod>,
@@ -223,7 +223,8 @@ fn waits_for_restart(answer: &SyncVmiResponse) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Opens at most `limit` volumes whose data is there. One that hangs fails; those after it have another call.
+/// Opens at most `limit` volumes whose data is there. A volume that hangs until `deadline` fails. The next call opens
+/// those behind it.
 async fn open(
     pods: &PodsDir,
     attachments: Vec<Attachment>,

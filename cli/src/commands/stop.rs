@@ -97,7 +97,7 @@ fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Opt
 /// A VM of the store whose unit stops.
 struct Stopping {
     unit: Unit,
-    /// Why the store does not say so.
+    /// The error, if the store still says that the VM is to run.
     unsaved: Option<Failure>,
 }
 

@@ -133,8 +133,8 @@ fn deleted(volume: &VmRef) -> DataError {
     DataError::new(STATUS, format!("DataVolume {volume}: it is being deleted"))
 }
 
-/// Checks that the deletion of a DataVolume has not begun whose claim a VM is to use: a later command ends it, and would
-/// remove what the VM has written.
+/// Refuses a claim whose DataVolume is being deleted, for a VM that is to use it: a later command completes the
+/// deletion, and would remove what the VM has written.
 pub(crate) fn refuse_deleted(machine: &Machine, claim: &VmRef) -> Result<(), DataError> {
     let key = Key::new(Kind::DataVolume, &claim.namespace, &claim.name);
     if !machine.objects.get(&key).is_ok_and(|stored| stored.is_deleting()) {
@@ -241,7 +241,7 @@ pub(crate) fn store_templates(
                 continue;
             }
             Err(ObjectError::NotFound(_)) => {}
-            // Its user has broken the file, and corrects it. What it made is there all the same.
+            // A person has broken the file, and can correct it. The claim that the VM needs is there.
             Err(_) if machine.claims.has(&key.namespace, &key.name) => continue,
             Err(error) => {
                 return Err(Failure::Runtime(format!(

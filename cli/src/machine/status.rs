@@ -9,7 +9,7 @@ use crate::vm_view::VmView;
 /// The word in front of the steps that provide the data of a VM.
 const PROVISIONING: &str = "Provisioning";
 
-/// What the process of a VM reports when it begins to start the VM.
+/// The process of a VM reports this text before it starts the VM.
 pub(super) const STARTING: &str = "Starting";
 
 /// The state of a VM.

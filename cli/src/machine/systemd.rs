@@ -183,7 +183,8 @@ impl Systemd {
             .map(drop)
     }
 
-    /// As [`restart`](Self::restart), from the VM's own process. It fails if the unit is being stopped, and goes on to.
+    /// As [`restart`](Self::restart), called by the VM's own process. If the unit is being stopped, this fails, and the
+    /// stop continues.
     pub(crate) fn renew(self, vm: &VmRef) -> Result<(), Failure> {
         let unit = Systemd::vm_unit(vm);
         self.systemctl(&["restart", "--no-block", "--job-mode=fail", &unit])

@@ -1,6 +1,6 @@
-//! The user of KubeVirt's launcher, whom the storage of a pod serves.
+//! Opens files as the user of KubeVirt's launcher, who owns the images on a pod's storage.
 //!
-//! An NFS server with root_squash treats root as nobody, so a root who opens an image there may do less than its owner.
+//! An NFS server with root_squash treats root as nobody. There root may not open an image that its owner may open.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -41,7 +41,7 @@ pub fn as_launcher<T: Send>(call: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// Makes the launcher's user that of this thread's accesses to files. False if the thread must not.
+/// Lets this thread access files as the launcher's user. False if the kernel does not allow it.
 fn become_launcher() -> bool {
     // SAFETY: the calls change the credentials of this thread, and no memory. Other threads keep theirs. The first
     // needs CAP_SETGID, which the second leaves.
@@ -49,7 +49,7 @@ fn become_launcher() -> bool {
         libc::setfsgid(LAUNCHER);
         libc::setfsuid(LAUNCHER);
     }
-    // They return no error. An ID that does not exist changes nothing, and the call returns the present one.
+    // Both calls return the earlier ID, also on failure. A call with an ID that does not exist changes nothing.
     // SAFETY: as above.
     let present = unsafe { [libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)] };
     present.iter().all(|id| u32::try_from(*id) == Ok(LAUNCHER))

@@ -236,19 +236,21 @@ async fn deleted_vmi_is_shut_down_within_its_shortest_grace_period() {
     assert_eq!(asked, 2);
 }
 
+fn events_of_panics(node: &Node) -> usize {
+    let events = node.api.events("vm");
+    events
+        .iter()
+        .filter(|event| *event == "GuestPanicked GuestPanicked (details unavailable)")
+        .count()
+}
+
 #[tokio::test]
 async fn each_panic_of_the_guest_has_an_event() {
     let node = Node::new();
     let shim = node.schedule("vm");
     let first = node.agent();
     node.until_phase("vm", "Running").await;
-    let panicked = || {
-        let events = node.api.events("vm");
-        events
-            .iter()
-            .filter(|event| *event == "GuestPanicked GuestPanicked (details unavailable)")
-            .count()
-    };
+    let panicked = || events_of_panics(&node);
     // Its crash kernel goes on.
     shim.change(|status| status.panics = 1);
     until("the first event", || panicked() == 1).await;
@@ -275,13 +277,7 @@ async fn an_earlier_panic_has_no_event_at_the_end() {
     let shim = node.schedule("vm");
     let first = node.agent();
     node.until_phase("vm", "Running").await;
-    let panicked = || {
-        let events = node.api.events("vm");
-        events
-            .iter()
-            .filter(|event| event.starts_with("GuestPanicked"))
-            .count()
-    };
+    let panicked = || events_of_panics(&node);
     shim.change(|status| status.panics = 1);
     until("the event", || panicked() == 1).await;
     first.abort();

@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     new.for_each(report);
     applied.extend(templates);
     if let Some(systemd) = systemd {
-        // The deletion of the last VM removes the file: for DataVolumes alone it would be left.
+        // Only the deletion of the last VM removes the file, so DataVolumes alone must not write it.
         if !vms.is_empty() {
             unit::install(systemd)?;
         }
@@ -86,8 +86,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     stored
 }
 
-/// Stores the DataVolumes of VMs. One that cannot be stored costs its VM alone: it is reported, and the result is an
-/// error.
+/// Stores the DataVolumes of VMs' templates. An error is reported at once and makes the result an error, but the other
+/// VMs go on.
 fn templates(
     machine: &Machine,
     applied: &[Applied],

@@ -32,7 +32,7 @@ use crate::{host_notes, live_vm, network};
 
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
-/// Time in which systemd begins to start the process anew.
+/// Maximum time until systemd stops the process for a restart.
 const RENEWAL: Duration = Duration::from_secs(30);
 
 /// The end of a VM that was started.
@@ -186,13 +186,13 @@ impl Service {
         }
     }
 
-    /// Has systemd start the process anew if an upgrade has replaced its program: this monitor does not fit the VMM of
-    /// another version. True if the process is to end.
+    /// Asks systemd to restart the process if an upgrade has replaced its program: the monitor in this process may not
+    /// fit a VMM of another version. True if the process must end.
     async fn is_renewed(&self) -> bool {
         if !upgrade::is_replaced(&self.program) {
             return false;
         }
-        info!(vm = %self.name, "the program was replaced: its process starts anew");
+        info!(vm = %self.name, "an upgrade has replaced the program: systemd restarts this process");
         match Systemd::find().and_then(|systemd| systemd.renew(&self.name)) {
             // Something may cancel systemd's job.
             Ok(()) => tokio::time::timeout(RENEWAL, self.stopped()).await.is_ok(),

@@ -31,7 +31,7 @@ impl RuntimeDir {
         let directory = self.ended_path();
         private_dirs(&directory)?;
         self.drop_old_records();
-        // Only what the agent tells of the end. Disks and interfaces are gone.
+        // The agent reads no other fields of a VM that has ended.
         let last = Status {
             phase: status.phase,
             reason: status.reason.clone(),
