@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use husk_monitor::console::{Console, Session, SessionInput};
 use husk_proto::shim::v1::console_output::Output;
-use rustix::io::ioctl_fionread;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
@@ -274,13 +273,10 @@ async fn type_in(mut stdin: pipe::Receiver, guest: SessionInput, mut closed: one
             _ => return,
         }
     }
-    // The FIFO is open for writing here too, so it has no end. A client that goes on writing is not waited for.
-    let mut left = ioctl_fionread(&stdin).unwrap_or(0);
-    while left > 0 {
-        let wanted = TYPED.min(usize::try_from(left).unwrap_or(TYPED));
-        match rustix::io::read(&stdin, &mut typed[..wanted]) {
-            Ok(length @ 1..) if guest.send(typed[..length].to_vec()).await.is_ok() => left -= length as u64,
-            _ => return,
+    // The FIFO is open for writing here too, so it has no end: the input ends when the FIFO is empty.
+    while let Ok(length @ 1..) = rustix::io::read(&stdin, &mut typed) {
+        if guest.send(typed[..length].to_vec()).await.is_err() {
+            return;
         }
     }
 }
