@@ -7,7 +7,7 @@
 //! STORE/sha256-HEX/rootfs/        the files that were wanted of the image, under their paths in it
 //! STORE/staging/sha256-HEX/       an image that is being pulled: an OCI layout and the files unpacked so far
 //! STORE/staging/trash-N/          an image that is being removed
-//! STORE/lock                      held while something is put into the store, or what to remove is decided
+//! STORE/.lock                     held while something is put into the store, or what to remove is decided
 //! ```
 //!
 //! An image appears under its digest by one rename, after all its data is on stable storage; a name is written after

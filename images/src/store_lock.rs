@@ -35,7 +35,7 @@ impl StoreLock {
 
     fn take(store: &Path, operation: FlockOperation) -> Result<StoreLock, StoreError> {
         make_directory(store)?;
-        let path = store.join("lock");
+        let path = store.join(".lock");
         let file = OpenOptions::new()
             .read(true)
             .write(true)
