@@ -280,7 +280,11 @@ impl Machine {
         Ok(())
     }
 
-    fn stop_vcpus(&self) -> Result<Vec<SavedTsc>, MachineError> {
+    /// Stops every vCPU, before a pause or a reset. Returns their TSCs.
+    ///
+    /// # Errors
+    /// If one vCPU does not answer in time, the machine runs on, unless the guest has asked for a reset.
+    pub fn stop_vcpus(&self) -> Result<Vec<SavedTsc>, MachineError> {
         Ok(vcpu::pause_all(&self.vcpus, vcpu::RESPONSE_TIMEOUT)?)
     }
 
@@ -321,7 +325,7 @@ impl Machine {
     /// resets the vCPUs.
     ///
     /// # Errors
-    /// If one vCPU does not answer in time, the machine runs on, unless the guest has asked for the reset.
+    /// Those of [`Machine::stop_vcpus`]; or memory or an interrupt controller cannot be reset.
     pub fn reset(&mut self) -> Result<(), MachineError> {
         self.stop_vcpus()?;
         self.halted.store(true, Ordering::Release);

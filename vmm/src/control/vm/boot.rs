@@ -75,16 +75,19 @@ impl Vm {
     /// # Errors
     /// A vCPU does not answer. The machine is not reset, and the VM runs on.
     pub(super) fn reset(&mut self, cause: &str) -> Result<Option<VmExit>, VcpuError> {
+        let Some(running) = &self.running else {
+            return Ok(None);
+        };
+        match running.machine.stop_vcpus() {
+            Ok(_) => {}
+            Err(MachineError::Vcpu(error @ VcpuError::Unresponsive(_))) => return Err(error),
+            Err(error) => return Ok(Some(VmExit::error(error))),
+        }
         if self.stop_precopy() {
             tracing::info!("the reset ends the copying of memory");
         }
-        let Some(running) = self.running.as_mut() else {
-            return Ok(None);
-        };
-        match running.machine.reset() {
-            Ok(()) => {}
-            Err(MachineError::Vcpu(error @ VcpuError::Unresponsive(_))) => return Err(error),
-            Err(error) => return Ok(Some(VmExit::error(error))),
+        if let Some(Err(error)) = self.running.as_mut().map(|running| running.machine.reset()) {
+            return Ok(Some(VmExit::error(error)));
         }
         self.soft_reboot = SoftReboot::No;
         self.due_reset = None;

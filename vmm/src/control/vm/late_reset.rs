@@ -73,6 +73,7 @@ mod tests {
     async fn a_vcpu_that_does_not_answer_puts_a_reset_off() {
         let mut vm = with_machine();
         let machine = |vm: &mut Vm, act: fn(&mut _)| act(&mut vm.running.as_mut().unwrap().machine);
+        let _copy = vm.start_precopy().unwrap();
         machine(&mut vm, testing::silence);
         let (reply, answer) = oneshot::channel();
         assert_eq!(vm.handle_command(VmmCommand::Reset(reply)), None);
@@ -81,7 +82,7 @@ mod tests {
             "vCPU 0 does not answer"
         );
         assert!(!testing::is_halted(vm.machine().unwrap()), "it runs on");
-        assert_eq!(vm.due_reset, None);
+        assert!(vm.due_reset.is_none() && vm.precopy.is_some());
 
         let reset = VmEvent::Guest(MachineEvent::Reset("i8042"));
         assert_eq!(vm.handle_event(reset), None);
@@ -89,6 +90,7 @@ mod tests {
         assert!(rings(&mut vm).await);
         assert_eq!(vm.late_reset_due(), None);
         assert!(rings(&mut vm).await, "again and again");
+        assert!(vm.precopy.is_some(), "the machine was not reset");
         machine(&mut vm, testing::remove_vcpus);
         let exit = vm.late_reset_due().unwrap();
         assert_eq!(
@@ -96,6 +98,6 @@ mod tests {
             ExitReason::BootFailed,
             "it boots, but there is no disk"
         );
-        assert_eq!(vm.due_reset, None);
+        assert!(vm.due_reset.is_none() && vm.precopy.is_none());
     }
 }
