@@ -76,6 +76,11 @@ impl StatusPublisher {
             },
             Some(Kind::Reset(_)) => self.status.send_modify(|status| {
                 status.reboots = status.reboots.saturating_add(1);
+                // The pause that an error announced was still due when the reset came. It does not come.
+                if !status.paused {
+                    status.reason.clear();
+                    status.message.clear();
+                }
             }),
             Some(Kind::Resets(count)) => self.status.send_modify(|status| {
                 status.reboots = status.reboots.max(*count);
@@ -243,8 +248,12 @@ mod tests {
         after(Kind::IoError(error.clone()));
         assert_eq!(after(state(State::Paused)), said);
         assert_eq!(after(state(State::Paused)), nothing(true));
-        assert_eq!(after(Kind::IoError(error)), said);
+        assert_eq!(after(Kind::IoError(error.clone())), said);
+        let reset = || Kind::Reset(Default::default());
+        assert_eq!(after(reset()), said);
         assert_eq!(after(state(State::Running)), nothing(false));
+        after(Kind::IoError(error));
+        assert_eq!(after(reset()), nothing(false));
         let bite = |action: Action| {
             Kind::Watchdog(WatchdogBite {
                 action: action.into(),
