@@ -77,7 +77,7 @@ async fn passes(
         let bytes = copy.bytes();
         let mut writers = JoinSet::new();
         transfer.spawn_writers(copy.with_gate(gate.clone()), &mut writers);
-        transfer.finish(writers, reports).await?;
+        transfer.finish(writers, &gate, reports).await?;
         tracing::debug!(number, bytes, "memory copied while the VM runs");
         if transfer.is_stopped() || is_last(number, bytes, before) {
             break;

@@ -19,7 +19,7 @@ use super::disks::{self, MachineDisks};
 use super::fields::{Opening, claim, invalid};
 use super::transfer::{Transfer, failed, prepare};
 use crate::machine::SavedMachine;
-use crate::ram::{DirtyPages, MemoryFile, PageMap};
+use crate::ram::{CopyGate, DirtyPages, MemoryFile, PageMap};
 
 /// Version of the document. It grows with each change that an older husk-vmm would misread.
 const VERSION: u32 = 1;
@@ -176,7 +176,7 @@ async fn open(state: OwnedFd, memory: OwnedFd) -> Result<(SavedVm, MemoryFile), 
 }
 
 /// Starts to write a VM's files on blocking threads. The stream has the progress. It ends when all is written, or with
-/// an error. If it is dropped, the threads stop.
+/// an error. If it is dropped, the threads stop, and the VM may resume before that.
 pub(super) async fn write(
     captured: CapturedVm,
     files: SaveFiles,
@@ -190,15 +190,18 @@ pub(super) async fn write(
         _saving: saving,
     } = captured;
     let SaveFiles { state, memory: file } = files;
-    let copy = prepare(memory, file, written, pagemap).await?;
+    let gate = Arc::<CopyGate>::default();
+    let copy = prepare(memory, file, written, pagemap)
+        .await?
+        .with_gate(gate.clone());
     let transfer = Arc::new(Transfer::default());
     let mut writers = JoinSet::new();
-    writers.spawn(disks::write_back(disks));
+    writers.spawn(disks::write_back(disks, saving.clone()));
     writers.spawn_blocking(move || state.write_all_at(&document, 0).map_err(|e| failed("state", &e)));
     transfer.spawn_writers(copy, &mut writers);
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
-        let result = transfer.finish(writers, &sender).await;
+        let result = transfer.finish(writers, &gate, &sender).await;
         // The VM may resume from now on.
         drop(saving);
         let _ = sender.send(result.map(|()| transfer.progress())).await;

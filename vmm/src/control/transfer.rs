@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
 use super::saved::blocking;
-use crate::ram::{DirtyPages, MemoryCopy, PageMap};
+use crate::ram::{CopyGate, DirtyPages, MemoryCopy, PageMap};
 
 /// Maximum number of threads that write memory.
 const MAX_WRITERS: usize = 4;
@@ -70,10 +70,14 @@ impl Transfer {
         }
     }
 
-    /// Waits for `writers`, and reports the progress. Stops them after an error, or if nobody takes the reports.
+    /// Waits for `writers`, and reports the progress. Stops them after an error.
+    ///
+    /// If nobody takes the reports, it stops them and does not wait: they may hang in a write to storage that does not
+    /// answer. `gate` is closed then, so they read no memory any more.
     pub(super) async fn finish(
         &self,
         mut writers: JoinSet<Result<(), Status>>,
+        gate: &CopyGate,
         reports: &ProgressSender,
     ) -> Result<(), Status> {
         let mut result = Ok(());
@@ -94,7 +98,11 @@ impl Transfer {
                 }
                 // A monitor that does not read misses reports.
                 _ = ticks.tick() => drop(reports.try_send(Ok(self.progress()))),
-                () = reports.closed(), if !self.is_stopped() => self.stop(),
+                () = reports.closed() => {
+                    self.stop();
+                    gate.close();
+                    return result;
+                }
             }
         }
     }
@@ -120,5 +128,48 @@ pub(super) fn failed(file: &str, error: &io::Error) -> Status {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::resource_exhausted(text),
         _ => Status::internal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc as blocking_mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn writers_that_hang_are_left_when_nobody_reads() {
+        let (transfer, gate) = (Transfer::default(), CopyGate::default());
+        let (reports, mut read) = mpsc::channel(1);
+        let mut writers = JoinSet::new();
+        let (storage_answers, hangs) = blocking_mpsc::channel::<()>();
+        writers.spawn_blocking(move || {
+            let _ = hangs.recv();
+            Ok(())
+        });
+        writers.spawn(async { Err(Status::internal("another writer fails")) });
+        let finish = transfer.finish(writers, &gate, &reports);
+        let leave = async {
+            read.recv().await.unwrap().unwrap();
+            read.close();
+        };
+        let (result, ()) = tokio::join!(finish, leave);
+        assert!(transfer.is_stopped() && gate.is_closed());
+        assert_eq!(result.unwrap_err().message(), "another writer fails");
+        drop(storage_answers);
+    }
+
+    #[tokio::test]
+    async fn writers_are_waited_for_while_somebody_reads() {
+        let (transfer, gate) = (Transfer::default(), CopyGate::default());
+        let (reports, _read) = mpsc::channel(1);
+        let mut writers = JoinSet::new();
+        let (done, ends) = blocking_mpsc::channel();
+        writers.spawn_blocking(move || {
+            std::thread::sleep(REPORT_INTERVAL * 2);
+            done.send(()).map_err(|e| Status::internal(e.to_string()))
+        });
+        transfer.finish(writers, &gate, &reports).await.unwrap();
+        assert!(ends.try_recv().is_ok() && !gate.is_closed());
     }
 }

@@ -1,6 +1,7 @@
 //! Disks: converts a request's fields, and adds, removes, resizes and lists disks of a running machine.
 
 use std::io;
+use std::sync::Arc;
 
 use husk_disk::{BlockSize, CacheMode, Disk, DiskCounters, DiskOptions, ErrorPolicy, ImageFormat};
 use husk_proto::fds::FdReceiver;
@@ -284,11 +285,13 @@ fn counters(counters: DiskCounters) -> pb::DiskCounters {
     }
 }
 
-/// Writes to the images' files what this process holds of them.
-pub(super) async fn write_back(disks: MachineDisks) -> Result<(), Status> {
+/// Writes to the images' files what this process holds of them. The VM counts as being saved (`saving`) until that is
+/// done.
+pub(super) async fn write_back(disks: MachineDisks, saving: Arc<()>) -> Result<(), Status> {
     let MachineDisks { blk, scsi } = disks;
     let units = scsi.list().await.map_err(|e| status(&e))?;
     let written = tokio::task::spawn_blocking(move || {
+        let _saving = saving;
         for disk in blk {
             let written = disk.write_back();
             written.map_err(|e| of_io(&e, format!("disk {:?}: {e}", disk.id())))?;
