@@ -4,7 +4,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 
 use super::Register::{Eax, Ebx, Ecx, Edx};
 use super::names::WORDS;
-use super::{CpuidBit, Register};
+use super::{CpuidBit, EMPTIED, Register};
 
 /// Bits that KVM derives from a guest's CR4, and those that the VMM writes by the topology.
 const NOT_COMPARED: &[CpuidBit] = &[
@@ -59,6 +59,10 @@ fn union(entries: &[kvm_cpuid_entry2], leaf: u32, subleaf: u32, register: Regist
     matching.fold(0, |all, e| all | register.of(e))
 }
 
+fn has_any(entry: &kvm_cpuid_entry2) -> bool {
+    [entry.eax, entry.ebx, entry.ecx, entry.edx] != [0; 4]
+}
+
 fn vendor(entries: &[kvm_cpuid_entry2]) -> String {
     let leaf = find(entries, 0, 0);
     let bytes = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat();
@@ -94,6 +98,9 @@ pub fn check_saved(saved: &[kvm_cpuid_entry2], offered: &[kvm_cpuid_entry2]) -> 
         let bits = (0..32).filter(|bit| lacking >> bit & 1 == 1).filter(compared);
         missing.extend(bits.map(|bit| word.name(bit)));
     }
+    let emptied = |leaf: &u32| saved.iter().any(|e| e.function == *leaf && has_any(e));
+    let leaves = EMPTIED.iter().map(|(leaf, _)| *leaf).filter(emptied);
+    missing.extend(leaves.map(|leaf| format!("CPUID leaf {leaf:#x}")));
     if !missing.is_empty() {
         return Err(CpuMismatch::Features(missing));
     }

@@ -81,6 +81,22 @@ fn withheld_features_are_named_although_the_host_has_them() {
 }
 
 #[test]
+fn leaves_that_guests_read_as_zero_are_named() {
+    let [.., host] = Host::recorded();
+    for (leaf, ecx) in [(0xa, 0), (0x1d, 1), (0x8000_0022, 0)] {
+        let mut saved = offered(&host);
+        saved.push(kvm_cpuid_entry2 {
+            function: leaf,
+            index: ecx,
+            ..Default::default()
+        });
+        assert_eq!(check_saved(&saved, &offered(&host)), Ok(()));
+        saved.last_mut().unwrap().ebx = 1;
+        assert_eq!(missing(&saved, &host), [format!("CPUID leaf {leaf:#x}")]);
+    }
+}
+
+#[test]
 fn other_differences_have_their_own_reasons() {
     let [amd, _, intel] = Host::recorded();
     let error = check_saved(&offered(&amd), &offered(&intel)).unwrap_err();
