@@ -1,5 +1,6 @@
 //! Progress of a long step: a spinner with the newest line on a terminal, plain lines elsewhere.
 
+use crate::lab::SignalSet;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{BufRead, BufReader, IsTerminal};
@@ -143,9 +144,13 @@ impl Step {
 
 /// Makes `command` end with the thread that starts it, and so with this process.
 pub fn ends_with_this_process(command: &mut Command) {
-    // SAFETY: one async-signal-safe system call.
+    // SAFETY: only async-signal-safe system calls.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        command.pre_exec(|| {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            // This process may have blocked the signals that it waits for, and a child inherits that.
+            SignalSet::of(&[]).set_mask()
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 use super::stages::Stage;
 use super::unit::cargo;
 use crate::checkout;
-use crate::progress::{Progress, wait_with_cpu};
+use crate::progress::{Progress, ends_with_this_process, wait_with_cpu};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -51,6 +51,7 @@ pub fn check(stage: &mut Stage, progress: &Progress) -> Result<()> {
 fn deny(program: &PathBuf) -> Command {
     let mut command = Command::new(program);
     command.current_dir(checkout::root()).stdin(Stdio::null());
+    ends_with_this_process(&mut command);
     command
 }
 

@@ -7,7 +7,7 @@ use super::stages::{Stage, Stages};
 use super::suite::{Suite, Tier};
 use crate::binaries::{self, Profile};
 use crate::cluster::Options;
-use crate::progress::Progress;
+use crate::progress::{Progress, ends_with_this_process};
 use crate::{cluster, images, lab, packages};
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -97,7 +97,9 @@ fn restart_killed(ended: &mpsc::Receiver<()>) {
 
 fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
     let commit = rounds::commit()?;
-    let mut suite = Command::new(Profile::EndToEnd.folder().join("husk-e2e"))
+    let mut suite = Command::new(Profile::EndToEnd.folder().join("husk-e2e"));
+    ends_with_this_process(&mut suite);
+    let mut suite = suite
         .arg("--kubevirt")
         .args(filter)
         .env("HUSK_CLUSTER", cluster::folder()?)

@@ -3,12 +3,11 @@
 use super::stages::Stage;
 use crate::binaries::{self, Profile};
 use crate::checkout;
-use crate::lab::SignalSet;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool, tool};
-use crate::progress::{Progress, wait_with_cpu};
+use crate::progress::{Progress, ends_with_this_process, wait_with_cpu};
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal, setsid};
+use rustix::process::{Pid, Signal, kill_process_group, setsid};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -46,6 +45,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
         .args(arguments)
         .current_dir(checkout::root())
         .stdin(Stdio::null());
+    ends_with_this_process(&mut command);
     command
 }
 
@@ -58,15 +58,13 @@ fn in_background(command: &mut Command) {
     unsafe {
         command.pre_exec(|| {
             setsid()?;
-            set_parent_process_death_signal(Some(Signal::TERM))?;
             let file = libc::open(c"/proc/self/autogroup".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             if file >= 0 {
                 libc::write(file, c"10".as_ptr().cast(), 2);
                 libc::close(file);
             }
             libc::setpriority(libc::PRIO_PROCESS, 0, 10);
-            // This process has blocked the signals that it waits for, and a child inherits that.
-            SignalSet::of(&[]).set_mask()
+            Ok(())
         });
     }
 }
