@@ -4,7 +4,7 @@ use super::stages::Stage;
 use super::unit::cargo;
 use crate::checkout;
 use crate::progress::{Progress, ends_with_this_process, wait_with_cpu};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -42,10 +42,12 @@ pub fn check(stage: &mut Stage, progress: &Progress) -> Result<()> {
         .status()?;
     if status.success() {
         stage.tally.passed += 1;
-        Ok(())
     } else {
-        bail!("cargo deny check advisories: {status}")
+        stage
+            .tally
+            .fail("cargo deny check advisories", &status.to_string());
     }
+    Ok(())
 }
 
 fn deny(program: &PathBuf) -> Command {

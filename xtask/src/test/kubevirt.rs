@@ -47,10 +47,7 @@ fn examples(stage: &mut Stage, source: &Path, build: bool) -> Result<()> {
     let folder = suite.copy_folder(&source.join("examples"), "examples")?;
     let env = [("HUSK_EXAMPLES".to_owned(), folder.display().to_string())];
     let cases = suite.cases(&[Tier::Examples], None)?;
-    let (tally, cpu) = queue::run(&suite, cases, &env, super::END_TO_END_LIMIT, &progress)?;
-    stage.tally.add(tally);
-    stage.cpu += cpu;
-    Ok(())
+    queue::run(stage, &suite, cases, &env, super::END_TO_END_LIMIT, &progress)
 }
 
 /// Starts a cluster with KubeVirt from the checkout `source`, runs the cases in it, and ends it.

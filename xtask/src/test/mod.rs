@@ -187,9 +187,5 @@ fn run_cases(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()> 
         bail!("the suite lists no cases");
     }
     let limit = if args.full { FULL_LIMIT } else { END_TO_END_LIMIT };
-    let (mut tally, cpu) = queue::run(&suite, cases, &[], limit, progress)?;
-    tally.judge_flaky();
-    stage.tally.add(tally);
-    stage.cpu = cpu;
-    Ok(())
+    queue::run(stage, &suite, cases, &[], limit, progress)
 }

@@ -2,6 +2,7 @@
 //!
 //! Each case is one command in a lab. If a lab fails, only the case that ran in it is repeated, in a new lab.
 
+use super::stages::Stage;
 use super::suite::{Case, NEED_THE_LAB, Suite};
 use super::tally::Tally;
 use crate::native::native_kvm;
@@ -44,16 +45,17 @@ struct Shared {
     error: Option<anyhow::Error>,
 }
 
-/// Runs `cases`, in this order; returns the counts, and the CPU time of the labs.
+/// Runs `cases`, in this order, and adds the counts and the CPU time of the labs to `stage`, also if it fails.
 ///
 /// After `limit` no failed case is repeated.
 pub fn run(
+    stage: &mut Stage,
     suite: &Suite,
     cases: Vec<Case>,
     env: &[(String, String)],
     limit: Duration,
     progress: &Progress,
-) -> Result<(Tally, Duration)> {
+) -> Result<()> {
     let labs = if native_kvm() { 1 } else { lab::affordable() };
     let shared = Mutex::new(Shared {
         queue: cases.into(),
@@ -83,16 +85,13 @@ pub fn run(
             });
         }
     });
-    let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     // The file only helps to update seconds.txt.
     let _ = std::fs::write(checkout::target().join("case-times.tsv"), &shared.times);
-    match shared.error {
-        Some(error) => {
-            println!("cases that ran before: {}", shared.tally.closing());
-            Err(error)
-        }
-        None => Ok((shared.tally, shared.cpu)),
-    }
+    shared.tally.judge_flaky();
+    stage.tally.add(shared.tally);
+    stage.cpu += shared.cpu;
+    shared.error.map_or(Ok(()), Err)
 }
 
 struct Worker<'a> {
@@ -212,7 +211,8 @@ impl Worker<'_> {
             String::new()
         };
         if !why.is_empty() {
-            attempt.tally.failed += 1;
+            // A case that was ended may have counted its failure itself.
+            attempt.tally.failed = attempt.tally.failed.max(1);
             let _ = writeln!(attempt.output, "FAILED {}: {why}", case.name);
         }
         attempt.interrupted = INTERRUPTED.contains(&status);

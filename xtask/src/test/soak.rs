@@ -69,12 +69,20 @@ fn run_rounds(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()>
             );
             let (started, clock) = (jiff::Timestamp::now(), Instant::now());
             let env = [(SEED.to_owned(), seed.to_string())];
-            let result = queue::run(&suite, vec![case.clone()], &env, Duration::MAX, progress);
-            let outcome = match &result {
-                Ok((tally, _)) if tally.failed > 0 => "failed",
-                Ok((tally, _)) if tally.passed > 0 => "passed",
-                Ok(_) => "skipped",
-                Err(_) => "not run",
+            let mut one = Stage::default();
+            let result = queue::run(
+                &mut one,
+                &suite,
+                vec![case.clone()],
+                &env,
+                Duration::MAX,
+                progress,
+            );
+            let outcome = match (&result, &one.tally) {
+                (Err(_), _) => "not run",
+                (_, tally) if tally.failed > 0 => "failed",
+                (_, tally) if tally.passed > 0 => "passed",
+                _ => "skipped",
             };
             let round = Round {
                 seed,
@@ -85,9 +93,9 @@ fn run_rounds(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()>
                 ..Round::default()
             };
             rounds::record(&case.name, &round)?;
-            let (tally, cpu) = result?;
-            stage.tally.add(tally);
-            stage.cpu += cpu;
+            stage.tally.add(one.tally);
+            stage.cpu += one.cpu;
+            result?;
         }
     }
     Ok(())
