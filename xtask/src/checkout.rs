@@ -1,6 +1,7 @@
 //! Paths of the checkout, of its build products, and of the cache that outlives it.
 
 use anyhow::{Context, Result};
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,6 +44,44 @@ pub fn folder(path: PathBuf) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Makes the folder `place` by `build`, which fills a folder beside it, unless it is there. Only one command builds beside
+/// it at a time.
+pub fn build_once(place: &Path, build: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    if place.exists() {
+        return Ok(());
+    }
+    let parent = place.parent().context("it has no parent")?;
+    let parent = folder(parent.to_owned())?;
+    let what = format!("builds in {}", parent.display());
+    let _lock = lock(File::create(parent.join("lock"))?, &what)?;
+    if place.exists() {
+        return Ok(());
+    }
+    let aside = parent.join("unfinished");
+    remove(&aside)?;
+    build(&folder(aside.clone())?)?;
+    std::fs::rename(&aside, place).with_context(|| format!("cannot place {}", place.display()))
+}
+
+/// Waits for the exclusive lock on `file`; `what` says what its holder does. Held until the file is dropped.
+pub fn lock(file: File, what: &str) -> Result<File> {
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        eprintln!("another command {what}: waiting for it");
+        file.lock()?;
+    }
+    Ok(file)
+}
+
+/// Removes the folder `path`, if it is there, with all that it contains.
+pub fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn make(path: &Path) -> std::io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -81,6 +120,27 @@ mod tests {
     fn root_is_told_to_run_xtask() {
         let line = as_root("lab image");
         assert!(line.ends_with("/xtask lab image"), "{line}");
+    }
+
+    #[test]
+    fn a_folder_is_built_once_and_only_as_a_whole() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let place = temporary.path().join("new/place");
+        let built = |text: &'static str, ends: bool| {
+            build_once(&place, |aside| {
+                std::fs::write(aside.join("file"), text)?;
+                std::fs::write(aside.join(text), "")?;
+                anyhow::ensure!(ends, "it does not end");
+                Ok(())
+            })
+        };
+        built("broken", false).expect_err("the build fails");
+        assert!(!place.exists());
+        built("first", true).expect("built");
+        built("second", true).expect("there already");
+        let text = std::fs::read_to_string(place.join("file")).expect("the file");
+        assert_eq!(text, "first");
+        assert!(!place.join("broken").exists(), "left by the build that failed");
     }
 
     #[test]

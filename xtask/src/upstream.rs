@@ -81,29 +81,27 @@ pub fn ensure_control_plane(progress: &Progress) -> Result<PathBuf> {
 impl Project {
     fn ensure(&self, progress: &Progress, modules: &Path, folder: &Path) -> Result<()> {
         let programs = folder.join(self.module);
-        if programs.exists() {
-            return Ok(());
-        }
-        packages::ensure(progress, &[GO])?;
-        let aside = checkout::folder(folder.join(format!("unfinished-{}", std::process::id())))?;
-        let mut go = Command::new("go");
-        go.args([
-            "build",
-            "-mod=readonly",
-            "-trimpath",
-            "-ldflags",
-            self.linker,
-            "-o",
-        ])
-        .arg(&aside)
-        .args(self.programs)
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "")
-        .current_dir(modules.join(self.module));
-        progress
-            .run(format!("building {} from its Go module", self.module), &mut go)
-            .context("Go 1.21 or newer is needed, and the Go module proxy")?;
-        std::fs::rename(&aside, &programs).with_context(|| format!("cannot place {}", programs.display()))
+        checkout::build_once(&programs, |aside| {
+            packages::ensure(progress, &[GO])?;
+            let mut go = Command::new("go");
+            go.args([
+                "build",
+                "-mod=readonly",
+                "-trimpath",
+                "-ldflags",
+                self.linker,
+                "-o",
+            ])
+            .arg(aside)
+            .args(self.programs)
+            .env("CGO_ENABLED", "0")
+            .env("GOFLAGS", "")
+            .current_dir(modules.join(self.module));
+            progress
+                .run(format!("building {} from its Go module", self.module), &mut go)
+                .context("Go 1.21 or newer is needed, and the Go module proxy")?;
+            Ok(())
+        })
     }
 }
 

@@ -69,25 +69,24 @@ pub fn build(progress: &Progress, source: &Path) -> Result<PathBuf> {
             source.display()
         );
     }
-    let folder = checkout::folder(checkout::cache()?.join("peers"))?;
-    let programs = folder.join(format!("kubevirt-{version}"));
-    if programs.exists() {
-        return Ok(programs);
-    }
-    let aside = checkout::folder(folder.join(format!("unfinished-{}", std::process::id())))?;
-    let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags"])
-        .arg(format!(
-            "-s -w -X kubevirt.io/client-go/version.gitVersion={version}"
-        ))
-        .arg("-o")
-        .arg(&aside)
-        .args(PROGRAMS.map(|program| format!("./cmd/{program}")))
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "-mod=vendor")
-        .current_dir(source);
-    progress.run(format!("building KubeVirt {version}"), &mut go)?;
-    std::fs::rename(&aside, &programs)?;
+    let programs = checkout::cache()?
+        .join("peers")
+        .join(format!("kubevirt-{version}"));
+    checkout::build_once(&programs, |aside| {
+        let mut go = Command::new("go");
+        go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags"])
+            .arg(format!(
+                "-s -w -X kubevirt.io/client-go/version.gitVersion={version}"
+            ))
+            .arg("-o")
+            .arg(aside)
+            .args(PROGRAMS.map(|program| format!("./cmd/{program}")))
+            .env("CGO_ENABLED", "0")
+            .env("GOFLAGS", "-mod=vendor")
+            .current_dir(source);
+        progress.run(format!("building KubeVirt {version}"), &mut go)?;
+        Ok(())
+    })?;
     Ok(programs)
 }
 

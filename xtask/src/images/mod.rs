@@ -13,8 +13,8 @@ use crate::progress::Progress;
 use crate::{checkout, debian};
 use anyhow::{Context, Result, bail};
 use recipe::Recipe;
-use std::fs::{File, TryLockError};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::PathBuf;
 
 /// Arguments of `cargo xtask images`.
 #[derive(clap::Args, Debug)]
@@ -142,7 +142,7 @@ fn hash(recipe: &Recipe) -> String {
 /// Makes the images of `group`, which share a root tree.
 fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
     let folder = folder()?;
-    let _lock = lock(&folder)?;
+    let _lock = checkout::lock(File::create(folder.join("lock"))?, "makes guest images")?;
     let mut missing = Vec::new();
     for recipe in group {
         if !current(recipe)? {
@@ -158,7 +158,7 @@ fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
         bail!("guest images are made by root, once: run sudo --preserve-env=HOME,PATH cargo xtask images");
     }
     let aside = folder.join("unfinished");
-    remove(&aside)?;
+    checkout::remove(&aside)?;
     std::fs::create_dir(&aside)?;
     let what = if names.len() == 1 { "image" } else { "images" };
     let step = progress.step(format!("making the guest {what} {}", names.join(", ")));
@@ -167,29 +167,10 @@ fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
         let made = aside.join(recipe.name);
         std::fs::write(made.join("recipe"), hash(recipe))?;
         let place = folder.join(recipe.name);
-        remove(&place)?;
+        checkout::remove(&place)?;
         std::fs::rename(&made, &place)?;
     }
-    remove(&aside)?;
+    checkout::remove(&aside)?;
     step.done();
     Ok(())
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Lock that lets only one process make images at a time.
-fn lock(folder: &Path) -> Result<File> {
-    let file = File::create(folder.join("lock"))?;
-    if let Err(TryLockError::WouldBlock) = file.try_lock() {
-        eprintln!("another command makes guest images: waiting for it");
-        file.lock()?;
-    }
-    Ok(file)
 }

@@ -180,10 +180,7 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
         );
     }
     let lock = std::fs::File::create(lab.join("image.lock"))?;
-    if lock.try_lock().is_err() {
-        eprintln!("another command makes the lab's image: waiting for it");
-        lock.lock()?;
-    }
+    let _lock = checkout::lock(lock, "makes the lab's image")?;
     if image.disk().exists() {
         return Ok(image);
     }

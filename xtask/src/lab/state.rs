@@ -169,12 +169,7 @@ impl LabFolder {
 
     /// Waits for the exclusive lock for booting or shutting down the lab; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
-        let file = self.open("lock")?;
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            eprintln!("another command boots the lab or shuts it down: waiting for it");
-            file.lock()?;
-        }
-        Ok(file)
+        checkout::lock(self.open("lock")?, "boots the lab or shuts it down")
     }
 
     /// Marks the lab as used until the returned file is dropped.
