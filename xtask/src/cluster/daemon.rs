@@ -89,8 +89,10 @@ impl Record {
     }
 
     fn write(&self) -> Result<()> {
-        std::fs::write(self.folder.join("cluster.json"), serde_json::to_vec_pretty(self)?)?;
-        Ok(())
+        // Others read it meanwhile, and a full disk must not cost the record of what runs.
+        let new = self.folder.join("cluster.json.new");
+        std::fs::write(&new, serde_json::to_vec_pretty(self)?)?;
+        Ok(std::fs::rename(new, self.folder.join("cluster.json"))?)
     }
 
     /// True if the cluster was started as a whole and its processes run.
