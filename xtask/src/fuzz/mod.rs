@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .seed
         .unwrap_or_else(|| jiff::Timestamp::now().subsec_nanosecond().unsigned_abs());
     if args.planted {
-        let found = planted::find(args.filter.as_deref(), seed, &Progress::on_stderr())?;
+        let found = planted::find(&targets, seed, &Progress::on_stderr())?;
         return Ok(exit_code(found));
     }
     let folder = build::build(&targets, args.sanitizer, &Progress::on_stderr())?;

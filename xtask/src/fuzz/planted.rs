@@ -100,16 +100,18 @@ const BUGS: &[Bug] = &[
     },
 ];
 
-/// Plants each bug in a copy of the files that git tracks, and runs its target from the stored corpus. Returns true if all
-/// were found.
-pub fn find(filter: Option<&str>, seed: u32, progress: &Progress) -> Result<bool> {
+/// Plants each bug of these targets in a copy of the files that git tracks, and runs its target from the stored corpus.
+/// Returns true if all were found.
+pub fn find(targets: &[String], seed: u32, progress: &Progress) -> Result<bool> {
+    let bugs = BUGS
+        .iter()
+        .filter(|bug| targets.iter().any(|target| target == bug.target));
+    let bugs: Vec<&Bug> = bugs.collect();
+    ensure!(!bugs.is_empty(), "no bug is planted for such a target");
     let copy = checkout::folder(checkout::target().join("fuzz/planted"))?;
     checkout_files(&copy)?;
     let mut all = true;
-    for bug in BUGS
-        .iter()
-        .filter(|bug| filter.is_none_or(|name| bug.target == name))
-    {
+    for bug in bugs {
         let path = copy.join(bug.file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         std::fs::write(&path, bug.edit(text.clone())?)?;
