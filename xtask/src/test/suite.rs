@@ -2,8 +2,9 @@
 
 use crate::binaries::Profile;
 use crate::finish::finish;
-use crate::lab;
+use crate::{checkout, lab};
 use anyhow::{Context, Result};
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +20,8 @@ const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 const LONG_LIMIT: Duration = Duration::from_secs(100 * 60);
 /// Expected duration of each case in seconds, in a lab on an idle machine. Used only to order the cases.
 const SECONDS: &str = include_str!("seconds.txt");
+/// Prefix of the names of folders with copies of the programs.
+const PREFIX: &str = "e2e-";
 /// Default duration in seconds of a case that has no line in [`SECONDS`].
 const UNKNOWN_SECONDS: u32 = 60;
 
@@ -106,6 +109,8 @@ impl Case {
 #[derive(Debug)]
 pub struct Suite {
     folder: TempDir,
+    /// Locked, so that no other run takes the folder for one that an interrupted run has left.
+    _in_use: File,
     /// Programs of `tests/peers`, for [`Tier::Upstream`].
     pub upstream: Option<PathBuf>,
 }
@@ -113,9 +118,7 @@ pub struct Suite {
 impl Suite {
     /// Copies the binaries that `profile` builds.
     pub fn copy(profile: Profile) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix("e2e-")
-            .tempdir_in(lab::share()?)?;
+        let (folder, in_use) = new_folder(&lab::share()?)?;
         for program in PROGRAMS {
             let built = profile.folder().join(program);
             std::fs::copy(&built, folder.path().join(program))
@@ -125,6 +128,7 @@ impl Suite {
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
         Ok(Self {
             folder,
+            _in_use: in_use,
             upstream: None,
         })
     }
@@ -195,6 +199,21 @@ impl Suite {
     }
 }
 
+/// A new folder in `parent`, with the lock on it. Removes those that interrupted runs have left.
+fn new_folder(parent: &Path) -> Result<(TempDir, File)> {
+    let _lock = checkout::lock(File::create(parent.join("lock"))?, "copies the programs to test")?;
+    for entry in std::fs::read_dir(parent)?.flatten() {
+        let is_copy = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_copy && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok()) {
+            checkout::remove(&entry.path())?;
+        }
+    }
+    let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+    let in_use = File::open(folder.path())?;
+    in_use.lock()?;
+    Ok((folder, in_use))
+}
+
 /// Prints the cases of every tier.
 pub fn list() -> Result<()> {
     let program = Profile::EndToEnd.folder().join("husk-e2e");
@@ -213,4 +232,21 @@ pub fn list() -> Result<()> {
         println!("{title}:\n{}", Suite::listed(&program, tier)?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_folders_of_runs_that_have_ended_are_removed() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let (used, _lock) = new_folder(parent.path()).expect("a folder");
+        let (left, lock) = new_folder(parent.path()).expect("a folder");
+        let left = left.keep();
+        drop(lock);
+        assert!(left.exists());
+        new_folder(parent.path()).expect("a folder");
+        assert!(used.path().exists() && !left.exists());
+    }
 }
