@@ -62,7 +62,8 @@ fn run(ctx: &TestContext) -> Result<()> {
         let answer = ctx.run(&["run", name])?.fails(2)?;
         ensure!(answer.lines().count() <= 3, "{name}: {answer}");
     }
-    ctx.run(&["run", "absent.yaml"])?;
+    ctx.run(&["run", "absent.yaml"])?
+        .fails_with(2, &["absent.yaml"])?;
     let mut unknown = words;
     unknown.extend(["--volume".into(), "nosuch=/dev/null".into()]);
     ctx.run(&unknown)?.fails_with(2, &["nosuch"])?;

@@ -264,9 +264,10 @@ fn changes(ctx: &TestContext) -> Result<()> {
     command.arg("-c").arg(format!(
         "while {FOLDER}/husk images pull {DISK} && {FOLDER}/husk images rm {DISK}; do :; done"
     ));
-    let _pulls = Session::piped(command, &ctx.log("pulls.log"))?;
+    let pulls = Session::piped(command, &ctx.log("pulls.log"))?;
     loop {
         record(0)?;
+        ensure!(pulls.ended()?.is_none(), "the pulls ended");
         for (number, step) in STEPS.iter().enumerate() {
             husk(ctx, step.words)?
                 .ok()

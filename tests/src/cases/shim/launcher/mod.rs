@@ -16,7 +16,6 @@ use crate::harness::cri::{Cri, NAMESPACE};
 use crate::harness::guest::Shell;
 use crate::harness::program::Session;
 use anyhow::{Context, Result, ensure};
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -180,7 +179,7 @@ fn not_started(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result<()> {
     expect_contains(&format!("{refused:#}"), &["hook-sidecar-0"])?;
     cri.remove_pod(&stopped.pod)?;
     ensure!(
-        !Path::new("/run/husk/pods").join(&stopped.pod.uid).exists(),
+        !ctx.runtime_dir().join("pods").join(&stopped.pod.uid).exists(),
         "its directory stays"
     );
     c.nothing_left()
