@@ -142,6 +142,6 @@ fn every_part_of_a_machine_is_saved_and_restored() {
     let refused = other.restore_devices(&states).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "cannot restore virtio-blk-scratch: the machine has no such part"
+        "cannot restore virtio-blk-scratch: the machine has no such component"
     );
 }

@@ -39,7 +39,7 @@ pub enum BlockSize {
     /// Logical blocks of 512 bytes, physical blocks as large as the volume's.
     #[default]
     Auto,
-    /// Those of the block device, or the block of the file system, at most 4096 bytes.
+    /// The block sizes of the block device, or the block of the file system, at most 4096 bytes.
     MatchVolume,
     /// In bytes.
     Custom {

@@ -1,4 +1,4 @@
-//! Converts a request's `VmConfig` to a machine's configuration: claims descriptors and checks every field.
+//! Converts a request's `VmConfig` to a machine's configuration: takes descriptors and checks every field.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::claimed::{Claimed, ClaimedBoot};
+use super::request_files::{BootSource, RequestFiles};
 use super::saved::SavedVm;
 use super::{disks, fields};
 use crate::boot;
@@ -48,7 +48,7 @@ fn invalid(field: &str, reason: impl std::fmt::Display) -> Status {
     fields::invalid(&format!("config.{field}"), reason)
 }
 
-/// Checks a request and claims its descriptors from the channel.
+/// Checks a request and takes its descriptors from the channel.
 pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmParts, Status> {
     let mut config = request.config.ok_or_else(|| fields::missing("config"))?;
     let cpu = config.cpu.ok_or_else(|| missing("cpu"))?;
@@ -58,17 +58,17 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         "" => Uuid::nil(),
         text => text.parse().map_err(|e| invalid("smbios.uuid", e))?,
     };
-    let kvm = fields::claim(fds, "config.kvm", config.kvm.as_ref()).await?;
+    let kvm = fields::take_fd(fds, "config.kvm", config.kvm.as_ref()).await?;
     let host = KvmHost::new(kvm).map_err(|e| invalid("kvm", e))?;
-    let claimed = Claimed::new(&config, request.saved.as_ref(), fds).await?;
-    let saved = match claimed.saved {
+    let files = RequestFiles::new(&config, request.saved.as_ref(), fds).await?;
+    let saved = match files.saved {
         Some(saved) => Some(saved.await?),
         None => None,
     };
 
     let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut blk = Vec::new();
-    for (i, (disk, image)) in config.disks.iter().zip(claimed.disks).enumerate() {
+    for (i, (disk, image)) in config.disks.iter().zip(files.disks).enumerate() {
         let field = format!("config.disks[{i}]");
         let mut image = image.await?;
         let queues = disk.queues.clamp(1, vcpus.max(1));
@@ -100,11 +100,11 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         });
     }
     let mut scsi = Vec::new();
-    for unit in claimed.scsi {
+    for unit in files.scsi {
         scsi.push(unit.await?);
     }
     let (mut setups, mut plugged_nics) = (Vec::new(), Vec::new());
-    for (i, (nic, setup)) in config.nics.iter().zip(claimed.nics).enumerate() {
+    for (i, (nic, setup)) in config.nics.iter().zip(files.nics).enumerate() {
         let at = |field: &str| format!("nics[{i}]{field}");
         if config.nics[..i].iter().any(|other| other.id == nic.id) {
             return Err(invalid(&at(".id"), format!("{:?} is used twice", nic.id)));
@@ -116,7 +116,7 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         }
     }
     let watchdog = config.watchdog.map(watchdog_action).transpose()?;
-    let source = kernel_source(claimed.boot, &readers(&blk, &scsi))?;
+    let source = kernel_source(files.boot, &readers(&blk, &scsi))?;
     let config_out = MachineConfig {
         topology: Topology {
             sockets: cpu.sockets,
@@ -139,8 +139,8 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         scsi,
         rng: config.rng,
         balloon: config.balloon,
-        ports: claimed.ports,
-        vsock: claimed.vsock,
+        ports: files.ports,
+        vsock: files.vsock,
         watchdog: watchdog.is_some(),
         rtc_offset: config.rtc_offset_seconds,
     };
@@ -149,7 +149,7 @@ pub async fn parts(request: pb::CreateRequest, fds: &FdReceiver) -> Result<VmPar
         host,
         config: config_out,
         source,
-        console: claimed.console,
+        console: files.console,
         watchdog,
         saved,
     })
@@ -174,10 +174,10 @@ fn readers<'a>(blk: &'a [BlkDisk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskRea
     blk.chain(scsi).collect()
 }
 
-fn kernel_source(boot: ClaimedBoot, disks: &[(&str, DiskReader)]) -> Result<boot::KernelSource, Status> {
+fn kernel_source(boot: BootSource, disks: &[(&str, DiskReader)]) -> Result<boot::KernelSource, Status> {
     let boot = match boot {
-        ClaimedBoot::Kernel(source) => return Ok(source),
-        ClaimedBoot::Disks(boot) => boot,
+        BootSource::Kernel(source) => return Ok(source),
+        BootSource::Disks(boot) => boot,
     };
     let find = |id: String| match disks.iter().find(|(other, _)| *other == id) {
         Some((_, reader)) => Ok((id, reader.clone())),

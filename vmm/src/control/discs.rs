@@ -7,24 +7,24 @@ use husk_virtio_scsi::ScsiHandle;
 use tonic::Status;
 
 use super::disks;
-use super::fields::Opening;
+use super::fields::OpenFuture;
 
-/// Claims the file of the disc in `field`, whose image is to be opened read-only.
-pub(super) async fn claim_image(
+/// Takes the file of the disc in `field`, whose image is to be opened read-only.
+pub(super) async fn take_image(
     fds: &FdReceiver,
     field: &str,
     disc: &pb::Disk,
-) -> Result<Opening<Disk>, Status> {
+) -> Result<OpenFuture<Disk>, Status> {
     let disc = pb::Disk {
         read_only: true,
         ..disc.clone()
     };
-    disks::claim_image(fds, field, &disc).await
+    disks::take_image(fds, field, &disc).await
 }
 
 /// Inserts a disc into the drive that it names. Returns the size that the guest can read, in bytes.
 pub(super) async fn insert(fds: &FdReceiver, scsi: ScsiHandle, disc: pb::Disk) -> Result<u64, Status> {
-    let image = claim_image(fds, "disc", &disc).await?.await?;
+    let image = take_image(fds, "disc", &disc).await?.await?;
     scsi.insert(&disc.id, image).await.map_err(|e| disks::status(&e))
 }
 

@@ -1,7 +1,6 @@
 //! The control side of a VMM: the gRPC service, the console and the clocks on the runtime's
 //! thread, and the VM on the machine's thread.
 
-mod claimed;
 mod clocks;
 mod config;
 mod connection;
@@ -14,6 +13,7 @@ mod nics;
 mod passthrough;
 mod ports;
 mod precopy;
+mod request_files;
 mod saved;
 mod service;
 mod transfer;

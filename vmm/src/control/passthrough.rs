@@ -9,23 +9,23 @@ use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
 use husk_virtio_scsi::{LunOptions, PassthroughUnit, open_lun};
 use tonic::Status;
 
-use super::fields::{Opening, claim, invalid, missing};
+use super::fields::{OpenFuture, invalid, missing, take_fd};
 
-/// Claims the device of the LUN in `field`, which is to be opened.
+/// Takes the device of the LUN in `field`, which is to be opened.
 pub(super) async fn claim_device(
     fds: &FdReceiver,
     field: &str,
     scsi: &pb::ScsiDisk,
-) -> Result<Opening<PassthroughUnit>, Status> {
+) -> Result<OpenFuture<PassthroughUnit>, Status> {
     let disk = scsi
         .disk
         .as_ref()
         .ok_or_else(|| missing(&format!("{field}.disk")))?;
     let lun = scsi.passthrough.clone().unwrap_or_default();
-    let device = claim(fds, &format!("{field}.disk.file"), disk.file.as_ref()).await?;
+    let device = take_fd(fds, &format!("{field}.disk.file"), disk.file.as_ref()).await?;
     let privileged = match lun.privileged.as_ref() {
         Some(_) => Some(
-            claim(
+            take_fd(
                 fds,
                 &format!("{field}.passthrough.privileged"),
                 lun.privileged.as_ref(),

@@ -14,14 +14,14 @@ use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
 
 use super::events::event;
-use super::fields::{claim, missing};
+use super::fields::{missing, take_fd};
 
-/// Claims the socket of the port in `field`, and returns its setup.
+/// Takes the socket of the port in `field`, and returns its setup.
 pub(super) async fn setup(fds: &FdReceiver, field: &str, port: &pb::Port) -> Result<PortSetup, Status> {
     if port.name.is_empty() {
         return Err(missing(&format!("{field}.name")));
     }
-    let stream = claim(fds, &format!("{field}.stream"), port.stream.as_ref()).await?;
+    let stream = take_fd(fds, &format!("{field}.stream"), port.stream.as_ref()).await?;
     Ok(PortSetup {
         name: port.name.clone(),
         stream,

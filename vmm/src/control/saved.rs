@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::disks::{self, MachineDisks};
-use super::fields::{Opening, claim, invalid};
+use super::fields::{OpenFuture, invalid, take_fd};
 use super::transfer::{Transfer, failed, prepare};
 use crate::machine::SavedMachine;
 use crate::ram::{CopyGate, DirtyPages, MemoryFile, PageMap};
@@ -102,9 +102,9 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|e| Status::internal(e.to_string()))
 }
 
-/// Claims the descriptor of a regular file, and returns it with its size.
+/// Takes the descriptor of a regular file, and returns it with its size.
 async fn regular(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<(File, u64), Status> {
-    sized(field, claim(fds, field, fd).await?).await
+    sized(field, take_fd(fds, field, fd).await?).await
 }
 
 /// Returns a regular file with its size.
@@ -133,7 +133,7 @@ pub(super) async fn empty(
     }
 }
 
-/// Claims the files of a request to save.
+/// Takes the files of a request to save.
 pub(super) async fn files(fds: &FdReceiver, request: &pb::SaveRequest) -> Result<SaveFiles, Status> {
     let memory = request.memory.as_ref();
     Ok(SaveFiles {
@@ -145,13 +145,13 @@ pub(super) async fn files(fds: &FdReceiver, request: &pb::SaveRequest) -> Result
     })
 }
 
-/// Claims the files of a saved VM, which are to be opened.
-pub(super) async fn claim_files(
+/// Takes the files of a saved VM, which are to be opened.
+pub(super) async fn take_files(
     fds: &FdReceiver,
     saved: &pb::SavedMachine,
-) -> Result<Opening<(SavedVm, MemoryFile)>, Status> {
-    let state = claim(fds, "saved.state", saved.state.as_ref()).await?;
-    let memory = claim(fds, "saved.memory", saved.memory.as_ref()).await?;
+) -> Result<OpenFuture<(SavedVm, MemoryFile)>, Status> {
+    let state = take_fd(fds, "saved.state", saved.state.as_ref()).await?;
+    let memory = take_fd(fds, "saved.memory", saved.memory.as_ref()).await?;
     Ok(Box::pin(open(state, memory)))
 }
 

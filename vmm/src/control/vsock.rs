@@ -9,7 +9,7 @@ use husk_virtio_vsock::{MAX_CONNECTIONS, RequestFn, VsockError, VsockHandle};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::fields::{claim, invalid};
+use super::fields::{invalid, take_fd};
 use crate::machine::VsockSetup;
 
 /// The device of a configuration. Claims its descriptor.
@@ -19,7 +19,7 @@ pub(super) async fn setup(
     vhost: Option<&pb::Fd>,
 ) -> Result<Option<VsockSetup>, Status> {
     let vhost = match vhost {
-        Some(_) => Some(claim(fds, "config.vhost_vsock", vhost).await?),
+        Some(_) => Some(take_fd(fds, "config.vhost_vsock", vhost).await?),
         None => None,
     };
     match (cid(guest_cid)?, vhost) {
@@ -42,7 +42,7 @@ fn cid(cid: u32) -> Result<Option<u32>, Status> {
     }
 }
 
-/// What a connection needs.
+/// A command for the vsock device.
 #[derive(Debug)]
 pub enum VsockCommand {
     /// Connects a socket to this port of the guest.
@@ -51,22 +51,22 @@ pub enum VsockCommand {
     Answer(u64, Option<OwnedFd>),
 }
 
-/// Claims the socket of a connection to the guest.
+/// Takes the socket of a connection to the guest.
 pub(super) async fn connect(
     fds: &FdReceiver,
     request: pb::ConnectVsockRequest,
 ) -> Result<VsockCommand, Status> {
-    let stream = claim(fds, "stream", request.stream.as_ref()).await?;
+    let stream = take_fd(fds, "stream", request.stream.as_ref()).await?;
     Ok(VsockCommand::Connect(request.port, stream))
 }
 
-/// Claims the socket of an answer to the guest.
+/// Takes the socket of an answer to the guest.
 pub(super) async fn answer(
     fds: &FdReceiver,
     request: pb::AnswerVsockRequest,
 ) -> Result<VsockCommand, Status> {
     let stream = match request.stream {
-        Some(stream) => Some(claim(fds, "stream", Some(&stream)).await?),
+        Some(stream) => Some(take_fd(fds, "stream", Some(&stream)).await?),
         None => None,
     };
     Ok(VsockCommand::Answer(request.id, stream))

@@ -325,7 +325,7 @@ impl Machine {
     /// resets the vCPUs.
     ///
     /// # Errors
-    /// Those of [`Machine::stop_vcpus`]; or memory or an interrupt controller cannot be reset.
+    /// The errors of [`Machine::stop_vcpus`]; memory or an interrupt controller cannot be reset.
     pub fn reset(&mut self) -> Result<(), MachineError> {
         self.stop_vcpus()?;
         self.halted.store(true, Ordering::Release);

@@ -47,7 +47,7 @@ struct RegisteredDevice {
 }
 
 /// The stable name of a virtio function among the machine's parts.
-fn part_name(transport: &VirtioPci) -> String {
+fn component_name(transport: &VirtioPci) -> String {
     format!("virtio-{}", transport.name())
 }
 
@@ -125,7 +125,7 @@ impl DeviceRegistry {
                 .map_err(|source| MachineError::Virtio { device: name, source })?;
             self.root.add(slot, transport.clone())?;
             self.components
-                .insert(Stage::Function, part_name(&transport), transport.clone())?;
+                .insert(Stage::Function, component_name(&transport), transport.clone())?;
             if matches!(handle, DeviceHandle::Net(_)) {
                 self.nic_slots.push(slot);
             }
@@ -166,7 +166,7 @@ impl DeviceRegistry {
     /// The name of the function in each slot.
     pub(super) fn functions(&self) -> BTreeMap<u8, String> {
         let virtio = self.devices.iter();
-        let virtio = virtio.map(|device| (device.slot, part_name(&device.transport)));
+        let virtio = virtio.map(|device| (device.slot, component_name(&device.transport)));
         let watchdog = self.watchdog_slot.map(|slot| (slot, WATCHDOG.to_owned()));
         virtio.chain(watchdog).collect()
     }
@@ -291,9 +291,9 @@ impl DeviceRegistry {
             .transport(slot, net)
             .map_err(|e| NicError::Virtio(nic.handle.id().to_owned(), e))?;
         self.components
-            .insert(Stage::Function, part_name(&transport), transport.clone())?;
+            .insert(Stage::Function, component_name(&transport), transport.clone())?;
         if let Err(error) = plug(transport.clone()) {
-            self.components.remove(&part_name(&transport));
+            self.components.remove(&component_name(&transport));
             return Err(error.into());
         }
         let handle = DeviceHandle::Net(nic);
@@ -337,7 +337,7 @@ impl DeviceRegistry {
             transport, handle, ..
         } in gone
         {
-            self.components.remove(&part_name(&transport));
+            self.components.remove(&component_name(&transport));
             drop(transport);
             if let DeviceHandle::Net(nic) = handle {
                 for waiting in nic.into_waiting() {

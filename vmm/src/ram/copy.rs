@@ -17,13 +17,13 @@ use super::gate::CopyGate;
 use super::pagemap::{PAGE, PageMap};
 
 /// Bytes that a thread copies at a time.
-const PIECE: u64 = 2 << 20;
+const CHUNK: u64 = 2 << 20;
 /// Granularity of holes, in bytes.
 const BLOCK: usize = 16 << 10;
 
 /// A part of guest memory and its place in the file.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct Chunk {
     address: GuestAddress,
     /// In the file.
     offset: u64,
@@ -33,23 +33,23 @@ struct Piece {
     at: u64,
 }
 
-/// The pieces of guest memory. In the file, the regions follow each other in the order of their addresses.
-fn pieces(memory: &GuestMem) -> Vec<Piece> {
-    let (mut pieces, mut offset) = (Vec::new(), 0);
+/// The chunks of guest memory. In the file, the regions follow each other in the order of their addresses.
+fn chunks(memory: &GuestMem) -> Vec<Chunk> {
+    let (mut chunks, mut offset) = (Vec::new(), 0);
     for (index, region) in memory.memory().iter().enumerate() {
         let (start, size) = (region.start_addr().0, region.len());
-        for at in (0..size).step_by(PIECE as usize) {
-            pieces.push(Piece {
+        for at in (0..size).step_by(CHUNK as usize) {
+            chunks.push(Chunk {
                 address: GuestAddress(start + at),
                 offset: offset + at,
-                len: PIECE.min(size - at) as usize,
+                len: CHUNK.min(size - at) as usize,
                 region: index,
                 at,
             });
         }
         offset += size;
     }
-    pieces
+    chunks
 }
 
 /// The pages that are copied.
@@ -70,7 +70,7 @@ pub struct MemoryCopy {
     file: File,
     pages: Pages,
     gate: Arc<CopyGate>,
-    pieces: Vec<Piece>,
+    chunks: Vec<Chunk>,
     next: AtomicU64,
     bytes: u64,
 }
@@ -82,15 +82,15 @@ impl MemoryCopy {
     /// # Errors
     /// The file system has no files of this size.
     pub fn new(memory: GuestMem, file: File, pagemap: Option<Arc<PageMap>>) -> io::Result<Self> {
-        let pieces = pieces(&memory);
-        let bytes = pieces.iter().map(|piece| piece.len as u64).sum();
+        let chunks = chunks(&memory);
+        let bytes = chunks.iter().map(|chunk| chunk.len as u64).sum();
         file.set_len(bytes)?;
         Ok(Self {
             memory,
             file,
             pages: Pages::NotZero(pagemap),
             gate: Arc::default(),
-            pieces,
+            chunks,
             next: AtomicU64::new(0),
             bytes,
         })
@@ -101,8 +101,8 @@ impl MemoryCopy {
     /// # Errors
     /// The file is not of an earlier copy of this memory.
     pub fn incremental(memory: GuestMem, file: File, written: DirtyPages) -> io::Result<Self> {
-        let pieces = pieces(&memory);
-        let expected: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
+        let chunks = chunks(&memory);
+        let expected: u64 = chunks.iter().map(|chunk| chunk.len as u64).sum();
         let size = file.metadata()?.len();
         if size != expected {
             return Err(io::Error::other(format!(
@@ -115,7 +115,7 @@ impl MemoryCopy {
             bytes: written.bytes(),
             pages: Pages::Written(written),
             gate: Arc::default(),
-            pieces,
+            chunks,
             next: AtomicU64::new(0),
         })
     }
@@ -131,50 +131,50 @@ impl MemoryCopy {
         self.bytes
     }
 
-    /// Copies pieces until no piece is left, the gate is closed, or `go_on` returns false. It is called with the bytes of
-    /// each piece that was copied.
+    /// Copies chunks until no chunk is left, the gate is closed, or `go_on` returns false. It is called with the bytes of
+    /// each chunk that was copied.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn copy_pages(&self, go_on: impl Fn(u64) -> bool) -> io::Result<()> {
         let memory = self.memory.memory();
-        let mut buffer = vec![0; PIECE as usize];
+        let mut buffer = vec![0; CHUNK as usize];
         loop {
             let next = usize::try_from(self.next.fetch_add(1, Ordering::Relaxed));
-            let Some(piece) = next.ok().and_then(|next| self.pieces.get(next)) else {
+            let Some(chunk) = next.ok().and_then(|next| self.chunks.get(next)) else {
                 return Ok(());
             };
             let (pages, written) = match &self.pages {
-                Pages::NotZero(pagemap) => (self.touched(piece, pagemap.as_deref())?, false),
+                Pages::NotZero(pagemap) => (self.touched(chunk, pagemap.as_deref())?, false),
                 Pages::Written(written) => {
-                    let pages = piece.len.div_ceil(PAGE);
-                    (written.of(piece.region, piece.at, pages), true)
+                    let pages = chunk.len.div_ceil(PAGE);
+                    (written.of(chunk.region, chunk.at, pages), true)
                 }
             };
             let mut copied = 0;
             for part in runs(&pages) {
-                let bytes = &mut buffer[..part.len().min(piece.len - part.start)];
-                let address = GuestAddress(piece.address.0 + part.start as u64);
+                let bytes = &mut buffer[..part.len().min(chunk.len - part.start)];
+                let address = GuestAddress(chunk.address.0 + part.start as u64);
                 match self.gate.enter() {
                     Some(_reading) => memory.read_slice(bytes, address).map_err(io::Error::other)?,
                     None => return Ok(()),
                 }
                 let zeros = if written { Zeros::Clear } else { Zeros::Skip };
-                write_sparse(&self.file, bytes, piece.offset + part.start as u64, zeros)?;
+                write_sparse(&self.file, bytes, chunk.offset + part.start as u64, zeros)?;
                 copied += bytes.len();
             }
-            if !go_on(if written { copied } else { piece.len } as u64) {
+            if !go_on(if written { copied } else { chunk.len } as u64) {
                 return Ok(());
             }
         }
     }
 
-    /// The pages of a piece that may not be zero.
-    fn touched(&self, piece: &Piece, pagemap: Option<&PageMap>) -> io::Result<Vec<bool>> {
-        let pages = piece.len.div_ceil(PAGE);
+    /// The pages of a chunk that may not be zero.
+    fn touched(&self, chunk: &Chunk, pagemap: Option<&PageMap>) -> io::Result<Vec<bool>> {
+        let pages = chunk.len.div_ceil(PAGE);
         let all = || Ok(vec![true; pages]);
         let memory = self.memory.memory();
-        let (Some(pagemap), Some((region, at))) = (pagemap, memory.to_region_addr(piece.address)) else {
+        let (Some(pagemap), Some((region, at))) = (pagemap, memory.to_region_addr(chunk.address)) else {
             return all();
         };
         // Reserved pages do not all show.
@@ -264,20 +264,20 @@ fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
 /// Fills guest memory, which is zero, from a file that [`MemoryCopy`] wrote.
 pub(super) fn fill(memory: &GuestMem, file: &File) -> io::Result<()> {
     let guard = memory.memory();
-    let mut buffer = vec![0; PIECE as usize];
+    let mut buffer = vec![0; CHUNK as usize];
     let mut data = Some(0);
-    for piece in pieces(memory) {
-        let end = piece.offset + piece.len as u64;
-        if data.is_some_and(|data| data < piece.offset) {
-            data = next_data(file, piece.offset)?;
+    for chunk in chunks(memory) {
+        let end = chunk.offset + chunk.len as u64;
+        if data.is_some_and(|data| data < chunk.offset) {
+            data = next_data(file, chunk.offset)?;
         }
         if data.is_none_or(|data| data >= end) {
             continue;
         }
-        let bytes = &mut buffer[..piece.len];
-        file.read_exact_at(bytes, piece.offset)?;
+        let bytes = &mut buffer[..chunk.len];
+        file.read_exact_at(bytes, chunk.offset)?;
         guard
-            .write_slice(bytes, piece.address)
+            .write_slice(bytes, chunk.address)
             .map_err(io::Error::other)?;
     }
     Ok(())
@@ -304,7 +304,7 @@ mod tests {
         GuestRam::new(&layout(), MemoryBacking::Anonymous).unwrap()
     }
 
-    /// Addresses with content: around the borders of blocks, pieces and regions.
+    /// Addresses with content: around the borders of blocks, chunks and regions.
     const MARKED: [u64; 6] = [0, 16 << 10, (2 << 20) - 1, 5 << 20, LOW - 1, HIGH_RAM + 4097];
 
     fn marked() -> GuestRam {
@@ -474,8 +474,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let copy = MemoryCopy::new(marked().memory().clone(), file.try_clone().unwrap(), None).unwrap();
         copy.copy_pages(|_| false).unwrap();
-        let written = next_data(&file, PIECE).unwrap();
-        assert_eq!(written, None, "only the first piece");
+        let written = next_data(&file, CHUNK).unwrap();
+        assert_eq!(written, None, "only the first chunk");
         assert_eq!(next_data(&file, 0).unwrap(), Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! What the device keeps over a snapshot. Its medium is not a part of it.
+//! The state of the device across a snapshot, without its medium.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;

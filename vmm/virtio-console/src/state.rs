@@ -1,5 +1,5 @@
-//! What the device keeps over a snapshot. The sockets belong to the host: the bytes in them are not a part of it, and the
-//! restored device has others.
+//! The state of the device across a snapshot. The sockets belong to the host: the bytes in them are not a part of it,
+//! and the restored device has others.
 
 use husk_devices::component::{ComponentState, RestoreError, SaveError, check};
 use serde::{Deserialize, Serialize};

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_of_a_frame_is_none() {
+    fn a_truncated_frame_is_dropped() {
         assert!(!closed().passes(&frame(MAC, None)[..13]));
         assert!(!closed().passes(&[]));
     }

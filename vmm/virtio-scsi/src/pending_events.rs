@@ -116,13 +116,13 @@ impl PendingEvents {
 
     /// Adds an event if the driver negotiated it. A removal replaces the other pending events of its unit.
     pub fn post(&mut self, address: UnitAddress, what: UnitEvent) {
-        let told = match what {
+        let is_negotiated = match what {
             UnitEvent::Removed | UnitEvent::Added => self.hotplug(),
             UnitEvent::CapacityChanged => self.has(VIRTIO_SCSI_F_CHANGE),
             // The driver subscribed to it.
             UnitEvent::MediaChanged => self.driver(),
         };
-        if !told {
+        if !is_negotiated {
             return;
         }
         let bit = 1 << what as u8;
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn events_that_were_not_negotiated_are_not_sent() {
-        for (features, told) in [
+        for (features, expected) in [
             (0, vec![]),
             (
                 1 << VIRTIO_SCSI_F_HOTPLUG,
@@ -282,7 +282,7 @@ mod tests {
             let mut events = events(features);
             events.post(at(1), UnitEvent::Added);
             events.post(at(1), UnitEvent::CapacityChanged);
-            assert_eq!(all(&mut events), told);
+            assert_eq!(all(&mut events), expected);
         }
         let mut events = PendingEvents::default();
         events.post(at(1), UnitEvent::Added);
@@ -296,15 +296,15 @@ mod tests {
         for number in 0..MAX_PENDING as u16 + 10 {
             events.post(at(number), UnitEvent::Added);
         }
-        let told = all(&mut events);
+        let pending = all(&mut events);
         assert_eq!(
-            told[..2],
+            pending[..2],
             [
                 DriverEvent::Missed,
                 DriverEvent::Unit(at(5), UnitEvent::CapacityChanged)
             ]
         );
-        assert_eq!(told.len(), 2 + 10);
+        assert_eq!(pending.len(), 2 + 10);
         // For any number of changed sizes.
         for number in 0..MAX_PENDING as u16 + 1 {
             events.post(at(number), UnitEvent::CapacityChanged);

@@ -191,8 +191,8 @@ impl RequestChain {
         let mut bytes = [0; WRITTEN];
         let sense = &reply.sense[..reply.sense.len().min(WRITTEN - RESPONSE_LEN)];
         let room = self.response_len;
-        let told = (sense.len() as u64).min(room - RESPONSE_LEN as u64) as u32;
-        bytes[..4].copy_from_slice(&told.to_le_bytes());
+        let sense_length = (sense.len() as u64).min(room - RESPONSE_LEN as u64) as u32;
+        bytes[..4].copy_from_slice(&sense_length.to_le_bytes());
         let residual = u32::try_from(reply.residual).unwrap_or(u32::MAX);
         bytes[4..8].copy_from_slice(&residual.to_le_bytes());
         bytes[10] = reply.status;

@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_device_status_takes_precedence_over_the_host_status() {
-        let told = |status, host_status| {
+        let outcome_of = |status, host_status| {
             outcome(ScsiCompletion {
                 status,
                 host_status,
@@ -212,14 +212,14 @@ mod tests {
             })
         };
         for host_status in [0x00, 0x03, 0x10] {
-            let outcome = told(2, host_status).unwrap();
+            let outcome = outcome_of(2, host_status).unwrap();
             assert_eq!(
                 (outcome.status, &outcome.sense[..], outcome.residual),
                 (2, &[0x70][..], 8)
             );
         }
-        assert_eq!(told(0, 0).unwrap().status, 0);
-        assert_eq!(told(0x18, 0x11).unwrap().status, 0x18);
+        assert_eq!(outcome_of(0, 0).unwrap().status, 0);
+        assert_eq!(outcome_of(0x18, 0x11).unwrap().status, 0x18);
         for (host_status, failure) in [
             (0x01, DeliveryFailure::Gone),
             (0x02, DeliveryFailure::Busy),
@@ -228,7 +228,7 @@ mod tests {
             (0x08, DeliveryFailure::Reset),
             (0x0e, DeliveryFailure::Transport),
         ] {
-            assert_eq!(told(0, host_status), Err(failure));
+            assert_eq!(outcome_of(0, host_status), Err(failure));
         }
     }
 

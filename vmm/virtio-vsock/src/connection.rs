@@ -17,9 +17,9 @@ use crate::packet::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The guest has sent REQUEST, and nobody has answered this number.
-    Asked(u64),
+    RequestedByGuest(u64),
     /// The guest is sent REQUEST, and has not answered.
-    Offered,
+    RequestedByHost,
     /// Both sides have agreed.
     Established,
 }
@@ -28,7 +28,7 @@ pub(crate) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Violation;
 
-/// What a connection has for the guest.
+/// The next packet of a connection to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outgoing {
     Nothing,
@@ -70,14 +70,14 @@ pub(crate) struct Connection {
 impl Connection {
     /// A connection that the guest has asked for, by the REQUEST with this header.
     pub fn asked(id: u64, request: &Header) -> Self {
-        let mut connection = Self::new(Phase::Asked(id), None, None);
+        let mut connection = Self::new(Phase::RequestedByGuest(id), None, None);
         connection.credit.update(request);
         connection
     }
 
     /// A connection that the guest is asked for, from a nonblocking stream socket.
     pub fn offered(host: File) -> Self {
-        Self::new(Phase::Offered, Some(host), Some(REQUEST))
+        Self::new(Phase::RequestedByHost, Some(host), Some(REQUEST))
     }
 
     fn new(phase: Phase, host: Option<File>, opening: Option<u16>) -> Self {
@@ -109,7 +109,7 @@ impl Connection {
 
     /// The guest has accepted. The host is told `greeting`.
     pub fn accepted(&mut self, response: &Header, greeting: &str) -> Result<(), Violation> {
-        if self.phase != Phase::Offered || self.opening.is_some() {
+        if self.phase != Phase::RequestedByHost || self.opening.is_some() {
             return Err(Violation);
         }
         self.phase = Phase::Established;
@@ -121,7 +121,7 @@ impl Connection {
 
     /// True if the host has begun the connection, and the guest was not sent REQUEST yet.
     pub fn is_unknown_to_guest(&self) -> bool {
-        self.phase == Phase::Offered && self.opening.is_some()
+        self.phase == Phase::RequestedByHost && self.opening.is_some()
     }
 
     /// True once both sides may send: the guest knows it.
@@ -303,7 +303,7 @@ impl Connection {
     /// Writes the counters into a packet of this connection.
     pub fn stamp(&mut self, header: &mut Header) {
         self.credit_wanted = false;
-        self.credit.tell(header);
+        self.credit.write_header(header);
     }
 
     /// True if the guest was told that the host has closed the connection for both directions.

@@ -21,8 +21,8 @@ pub(crate) struct Credit {
     received: u32,
     /// Bytes of those that the host has taken.
     forwarded: u32,
-    /// `forwarded` as the guest was told last.
-    told: u32,
+    /// The value of `forwarded` in the last packet to the guest.
+    last_fwd_cnt: u32,
     /// Bytes that were sent to the guest.
     sent: u32,
     /// The value of `sent` after each packet of which the guest has not taken all bytes yet.
@@ -93,13 +93,13 @@ impl Credit {
 
     /// True if the guest believes that less than half of the buffer is free, and more is.
     pub fn is_update_due(&self) -> bool {
-        self.forwarded != self.told && self.received.wrapping_sub(self.told) > BUFFER / 2
+        self.forwarded != self.last_fwd_cnt && self.received.wrapping_sub(self.last_fwd_cnt) > BUFFER / 2
     }
 
-    /// Writes the counters into a packet, which tells the guest.
-    pub fn tell(&mut self, header: &mut Header) {
+    /// Writes the counters into the header of a packet to the guest.
+    pub fn write_header(&mut self, header: &mut Header) {
         (header.buf_alloc, header.fwd_cnt) = (BUFFER, self.forwarded);
-        self.told = self.forwarded;
+        self.last_fwd_cnt = self.forwarded;
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
         assert!(!credit.is_update_due(), "nothing is free");
         credit.forward(10);
         assert!(credit.is_update_due());
-        credit.tell(&mut Header::default());
+        credit.write_header(&mut Header::default());
         assert!(!credit.is_update_due());
         assert!(credit.receive(10) && !credit.receive(1));
     }
@@ -187,11 +187,11 @@ mod tests {
             start: u32,
             steps in prop::collection::vec((0..2 * BUFFER, 0..2 * BUFFER), 1..200),
         ) {
-            let mut device = Credit { received: start, forwarded: start, told: start, ..Credit::default() };
+            let mut device = Credit { received: start, forwarded: start, last_fwd_cnt: start, ..Credit::default() };
             let mut guest = Credit { sent: start, ..Credit::default() };
             let mut held = 0;
             let mut header = Header::default();
-            device.tell(&mut header);
+            device.write_header(&mut header);
             guest.update(&header);
             for (send, take) in steps {
                 let send = send.min(guest.guest_room());
@@ -204,7 +204,7 @@ mod tests {
                 held -= take;
                 device.forward(take);
                 if device.is_update_due() || guest.is_full_of_packets() {
-                    device.tell(&mut header);
+                    device.write_header(&mut header);
                     guest.update(&header);
                 }
                 prop_assert!(held > 0 || guest.guest_room() > 0);

@@ -9,12 +9,12 @@ const NUMBERS: u32 = 1 << 31;
 
 /// A socket that takes the last bytes of a connection.
 #[derive(Debug)]
-struct Drain {
+struct LingeringSocket {
     host: File,
     left: VecDeque<u8>,
 }
 
-impl Drain {
+impl LingeringSocket {
     /// Writes as much as the host takes. Returns false when there is no more to do.
     fn write(&mut self) -> bool {
         while !self.left.is_empty() {
@@ -31,19 +31,19 @@ impl Drain {
 
 /// These sockets, by number.
 #[derive(Debug, Default)]
-pub(crate) struct Drains {
-    drains: BTreeMap<u32, Drain>,
+pub(crate) struct LingeringSockets {
+    drains: BTreeMap<u32, LingeringSocket>,
     next: u32,
 }
 
-impl Drains {
+impl LingeringSockets {
     pub fn len(&self) -> usize {
         self.drains.len()
     }
 
     /// Takes a nonblocking socket. Returns its number and descriptor, or `None` if the host has taken all bytes.
     pub fn add(&mut self, host: File, left: VecDeque<u8>) -> Option<(u32, &File)> {
-        let mut drain = Drain { host, left };
+        let mut drain = LingeringSocket { host, left };
         if !drain.write() {
             return None;
         }

@@ -23,7 +23,7 @@ const TRANSPORT_RESET: u32 = 0;
 /// Events taken at a time.
 const EVENTS: usize = 32;
 
-/// What a stopped worker leaves.
+/// The state that a stopped worker returns.
 pub(crate) struct StoppedVsock {
     pub queues: Vec<ActiveQueue>,
     pub connections: Connections,
@@ -66,7 +66,7 @@ impl VsockWorker {
         }
     }
 
-    /// What the worker waits for besides the hosts' sockets.
+    /// The file descriptors that the worker polls besides the hosts' sockets.
     fn events<'a>(&'a self, stop: &'a EventFd) -> impl Iterator<Item = (&'a EventFd, EpollEvent)> {
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
         let kick = move |active: &'a ActiveQueue| (&active.kick, EpollEvent::new(edge, KICK));
@@ -127,8 +127,8 @@ impl VsockWorker {
         if self.transport_reset
             && let Some(active) = &mut self.event_queue
         {
-            let told = self.queues.send_event(active, TRANSPORT_RESET);
-            self.transport_reset = !told.map_err(|reason| format!("event queue: {reason}"))?;
+            let sent = self.queues.send_event(active, TRANSPORT_RESET);
+            self.transport_reset = !sent.map_err(|reason| format!("event queue: {reason}"))?;
         }
         let now = Instant::now();
         while let Ok(message) = self.messages.try_recv() {

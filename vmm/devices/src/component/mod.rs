@@ -1,8 +1,8 @@
-//! The contract of every stateful part of a machine, and the ordered set of these parts.
+//! The contract of every stateful component of a machine, and the ordered set of these components.
 //!
-//! A machine resets, pauses, resumes, saves and restores its parts through [`Components`] alone. State is JSON: each
-//! part has a [`ComponentState`], and a snapshot is one document of them under stable names. A part saves all that it
-//! holds, or refuses: nothing is dropped silently.
+//! A machine resets, pauses, resumes, saves and restores its components through [`Components`] alone. State is JSON:
+//! each component has a [`ComponentState`], and a snapshot is one document of them under stable names. A component
+//! saves all that it holds, or refuses: nothing is dropped silently.
 
 use std::sync::Arc;
 
@@ -20,44 +20,44 @@ pub use bytes::Bytes;
 pub use set::{ComponentError, ComponentStates, Components, Stage};
 pub use state::ComponentState;
 
-/// A part of a machine that holds state.
+/// A component of a machine that holds state.
 ///
 /// The vCPUs are stopped during each call, so that the guest changes nothing. The host may: what it asks for while a
-/// part is paused takes effect, or waits until the part resumes.
+/// component is paused takes effect, or waits until the component resumes.
 pub trait Component: Send + Sync {
-    /// Sets the part to its power-on state and ends a pause. Allowed in every state.
+    /// Sets the component to its power-on state and ends a pause. Allowed in every state.
     fn reset(&self);
 
-    /// Stops all work of the part. When it returns, the part touches no guest memory, and its state changes by calls
-    /// of the host only. Requests in flight are completed or held. Idempotent.
+    /// Stops all work of the component. When it returns, the component touches no guest memory, and its state changes
+    /// by calls of the host only. Requests in flight are completed or held. Idempotent.
     fn pause(&self) {}
 
-    /// Ends a pause, also that of [`Component::restore`]. Has no effect on a part that runs.
+    /// Ends a pause, also that of [`Component::restore`]. Has no effect on a component that runs.
     fn resume(&self) {}
 
     /// From the next [`Component::resume`] or activation on, marks in `log` the pages of guest memory that the kernel
-    /// writes for the part by itself; with `None`, no longer. What this process writes is in the dirty bitmap of its
-    /// memory. The part is paused, or not active.
+    /// writes for the component by itself; with `None`, no longer. What this process writes is in the dirty bitmap of its
+    /// memory. The component is paused, or not active.
     fn log_pages(&self, _log: Option<&Arc<PageLog>>) {}
 
-    /// All that the part holds, as far as the guest can tell. Changes nothing; the part stays paused.
+    /// All that the component holds, as far as the guest can tell. Changes nothing; the component stays paused.
     ///
     /// # Errors
-    /// The part runs, or it holds what cannot be saved.
+    /// The component runs, or it holds what cannot be saved.
     fn save(&self) -> Result<ComponentState, SaveError>;
 
-    /// Sets the part to a saved state and leaves it paused. The part is new, was reset, or is paused. The state may
-    /// come from anybody: it is checked against the part as it was built.
+    /// Sets the component to a saved state and leaves it paused. The component is new, was reset, or is paused. The
+    /// state may come from anybody: it is checked against the component as it was built.
     ///
     /// # Errors
-    /// The state does not fit, or the part runs. The part is unchanged then.
+    /// The state does not fit, or the component runs. The component is unchanged then.
     fn restore(&self, state: &ComponentState) -> Result<(), RestoreError>;
 }
 
-/// The reason for which a part cannot be saved.
+/// The reason for which a component cannot be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The part runs.
+    /// The component runs.
     #[error("it is not paused")]
     Running,
     /// It holds what cannot be saved.
@@ -71,18 +71,18 @@ pub enum SaveError {
 /// The reason for which a state is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The part runs.
+    /// The component runs.
     #[error("it is not paused")]
     Running,
     /// The state has another form. The source names the field.
     #[error("its state has another form")]
     Decode(#[source] JsonError),
-    /// A field has a value that this part cannot have.
+    /// A field has a value that this component cannot have.
     #[error("field {field:?}: {reason}")]
     Field {
         /// The field, with a dot before the name of a field inside it.
         field: &'static str,
-        /// What is wrong with its value.
+        /// The reason.
         reason: String,
     },
     /// An operating system resource was refused.

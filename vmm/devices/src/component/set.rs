@@ -1,4 +1,4 @@
-//! The parts of a machine, in order and under stable names.
+//! The components of a machine, in order and under stable names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::{Component, ComponentState, RestoreError, SaveError};
 use crate::page_log::PageLog;
 
-/// The states of a set of parts, each under its name.
+/// The states of a set of components, each under its name.
 pub type ComponentStates = BTreeMap<String, ComponentState>;
 
-/// The place of a part in the order. Parts of one stage are in the order of their insertion.
+/// The place of a component in the order. Components of one stage are in the order of their insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// A clock of the time that the guest runs. It stops before the functions, whose requests in flight take time to
@@ -23,7 +23,7 @@ pub enum Stage {
     Platform,
 }
 
-/// The parts of a machine.
+/// The components of a machine.
 ///
 /// They are reset, paused, saved and restored in the order of [`Stage`], and resume in the opposite order: a function
 /// that resumes finds its bus.
@@ -36,24 +36,24 @@ impl std::fmt::Debug for Components {
     }
 }
 
-/// Errors of a set of parts.
+/// Errors of a set of components.
 #[derive(Debug, thiserror::Error)]
 pub enum ComponentError {
-    /// Two parts have one name.
-    #[error("the machine has two parts that are called {0:?}")]
+    /// Two components have one name.
+    #[error("the machine has two components that are called {0:?}")]
     Duplicate(String),
-    /// A part cannot be saved.
+    /// A component cannot be saved.
     #[error("cannot save {name}")]
     Save {
-        /// The part.
+        /// The component.
         name: String,
         /// The cause.
         source: SaveError,
     },
-    /// A part cannot be restored.
+    /// A component cannot be restored.
     #[error("cannot restore {name}")]
     Restore {
-        /// The part.
+        /// The component.
         name: String,
         /// The cause.
         source: RestoreError,
@@ -61,21 +61,21 @@ pub enum ComponentError {
     /// A state is missing.
     #[error("cannot restore {0}: there is no state of it")]
     Missing(String),
-    /// The machine lacks a part.
-    #[error("cannot restore {0}: the machine has no such part")]
+    /// The machine lacks a component.
+    #[error("cannot restore {0}: the machine has no such component")]
     Unknown(String),
 }
 
 impl Components {
-    /// The names of the parts, in order.
+    /// The names of the components, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(_, name, _)| name.as_str())
     }
 
-    /// Adds a part.
+    /// Adds a component.
     ///
     /// # Errors
-    /// Another part has this name.
+    /// Another component has this name.
     pub fn insert(
         &mut self,
         stage: Stage,
@@ -91,19 +91,19 @@ impl Components {
         Ok(())
     }
 
-    /// Removes a part. Returns false if there is none of this name.
+    /// Removes a component. Returns false if there is none of this name.
     pub fn remove(&mut self, name: &str) -> bool {
         let before = self.0.len();
         self.0.retain(|(_, other, _)| other != name);
         self.0.len() != before
     }
 
-    /// Removes the parts of a stage.
+    /// Removes the components of a stage.
     pub fn remove_stage(&mut self, stage: Stage) {
         self.0.retain(|(other, ..)| *other != stage);
     }
 
-    /// Resets the parts of a stage.
+    /// Resets the components of a stage.
     pub fn reset_stage(&self, stage: Stage) {
         let of_stage = self.0.iter().filter(|(other, ..)| *other == stage);
         of_stage.for_each(|(.., component)| component.reset());
@@ -113,33 +113,33 @@ impl Components {
         self.0.iter().map(|(_, name, component)| (name, component))
     }
 
-    /// Resets each part.
+    /// Resets each component.
     pub fn reset(&self) {
         self.in_order().for_each(|(_, component)| component.reset());
     }
 
-    /// Pauses each part.
+    /// Pauses each component.
     pub fn pause(&self) {
         self.in_order().for_each(|(_, component)| component.pause());
     }
 
-    /// Resumes each part.
+    /// Resumes each component.
     pub fn resume(&self) {
         self.in_order()
             .rev()
             .for_each(|(_, component)| component.resume());
     }
 
-    /// Has each part mark in `log` what the kernel writes for it ([`Component::log_pages`]).
+    /// Has each component mark in `log` what the kernel writes for it ([`Component::log_pages`]).
     pub fn log_pages(&self, log: Option<&Arc<PageLog>>) {
         self.in_order()
             .for_each(|(_, component)| component.log_pages(log));
     }
 
-    /// Saves each part. All are paused.
+    /// Saves each component. All are paused.
     ///
     /// # Errors
-    /// Names the first part that cannot be saved.
+    /// Names the first component that cannot be saved.
     pub fn save(&self) -> Result<ComponentStates, ComponentError> {
         let save = |(name, component): (&String, &Arc<dyn Component>)| match component.save() {
             Ok(state) => Ok((name.clone(), state)),
@@ -151,11 +151,11 @@ impl Components {
         self.in_order().map(save).collect()
     }
 
-    /// Restores each part and leaves all of them paused.
+    /// Restores each component and leaves all of them paused.
     ///
     /// # Errors
-    /// The states are not those of the same parts, or one is refused. Parts before the one that is named have their
-    /// saved states then: reset or drop all of them.
+    /// The states are not those of the same components, or one is refused. Components before the one that is named have
+    /// their saved states then: reset or drop all of them.
     pub fn restore(&self, states: &ComponentStates) -> Result<(), ComponentError> {
         if let Some(name) = states.keys().find(|name| !self.names().any(|n| n == *name)) {
             return Err(ComponentError::Unknown(name.clone()));
@@ -186,7 +186,7 @@ mod tests {
 
     type Log = Arc<Mutex<Vec<String>>>;
 
-    /// A part that holds a number below 100.
+    /// A component that holds a number below 100.
     struct Counter {
         name: &'static str,
         value: Mutex<u8>,
@@ -229,7 +229,7 @@ mod tests {
     fn set(values: [u8; 3]) -> (Components, [Arc<Counter>; 3], Log) {
         let log = Log::default();
         let names = ["rtc", "pci", "disk"];
-        let part = |at: usize| {
+        let component = |at: usize| {
             let value = Mutex::new(values[at]);
             Arc::new(Counter {
                 name: names[at],
@@ -237,13 +237,13 @@ mod tests {
                 log: log.clone(),
             })
         };
-        let parts = [part(0), part(1), part(2)];
+        let components = [component(0), component(1), component(2)];
         let mut set = Components::default();
         let stages = [Stage::Platform, Stage::Bus, Stage::Function];
-        for (part, stage) in parts.iter().zip(stages) {
-            set.insert(stage, part.name, part.clone()).unwrap();
+        for (component, stage) in components.iter().zip(stages) {
+            set.insert(stage, component.name, component.clone()).unwrap();
         }
-        (set, parts, log)
+        (set, components, log)
     }
 
     #[test]
@@ -303,18 +303,21 @@ mod tests {
         let (old, ..) = set([1, 2, 3]);
         let text = serde_json::to_string(&old.save().unwrap()).unwrap();
         assert_eq!(text, r#"{"disk":3,"pci":2,"rtc":1}"#);
-        let (new, parts, _) = set([0; 3]);
+        let (new, components, _) = set([0; 3]);
         new.restore(&serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(parts.map(|part| *part.value.lock().unwrap()), [1, 2, 3]);
+        assert_eq!(
+            components.map(|component| *component.value.lock().unwrap()),
+            [1, 2, 3]
+        );
     }
 
     #[test]
     fn errors_name_the_part() {
-        let (set, parts, log) = set([1, 13, 3]);
+        let (set, components, log) = set([1, 13, 3]);
         let refused = set.save().unwrap_err();
         assert_eq!(refused.to_string(), "cannot save pci");
         assert_eq!(refused.source().unwrap().to_string(), "13 is no number");
-        *parts[1].value.lock().unwrap() = 2;
+        *components[1].value.lock().unwrap() = 2;
         let good = set.save().unwrap();
         let spoilt = |change: &dyn Fn(&mut ComponentStates)| {
             let mut states = good.clone();

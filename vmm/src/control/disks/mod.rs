@@ -14,7 +14,7 @@ use husk_virtio_scsi::target::{DeviceKind, Lun};
 use husk_virtio_scsi::{Medium, NewUnit, ScsiError, ScsiHandle, UnitAddress, UnitInfo};
 use tonic::Status;
 
-use super::fields::{Opening, claim, invalid, missing};
+use super::fields::{OpenFuture, invalid, missing, take_fd};
 use super::{discs, passthrough};
 
 /// Handles of a machine's disks. They outlive it, and fail then.
@@ -60,15 +60,15 @@ fn format(format: pb_disk::Format) -> ImageFormat {
     }
 }
 
-/// Claims the files of the disk in `field`, whose image is to be opened.
-pub(super) async fn claim_image(
+/// Takes the files of the disk in `field`, whose image is to be opened.
+pub(super) async fn take_image(
     fds: &FdReceiver,
     field: &str,
     disk: &pb::Disk,
-) -> Result<Opening<Disk>, Status> {
-    let file = claim(fds, &format!("{field}.file"), disk.file.as_ref()).await?;
+) -> Result<OpenFuture<Disk>, Status> {
+    let file = take_fd(fds, &format!("{field}.file"), disk.file.as_ref()).await?;
     let base = match disk.base.as_ref() {
-        Some(base) => Some(claim(fds, &format!("{field}.base"), Some(base)).await?),
+        Some(base) => Some(take_fd(fds, &format!("{field}.base"), Some(base)).await?),
         None => None,
     };
     let base = base.map(|base| (base, format(disk.base_format())));
@@ -113,12 +113,12 @@ pub(super) fn refused(field: &str, id: &str, error: &io::Error) -> Status {
     fault.to_status(format!("{field}: disk {id:?}: {error}"))
 }
 
-/// Claims the files of the SCSI disk in `field`, whose unit is to be opened.
-pub(super) async fn claim_unit(
+/// Takes the files of the SCSI disk in `field`, whose unit is to be opened.
+pub(super) async fn take_unit(
     fds: &FdReceiver,
     field: &str,
     scsi: &pb::ScsiDisk,
-) -> Result<Opening<NewUnit>, Status> {
+) -> Result<OpenFuture<NewUnit>, Status> {
     let inner = format!("{field}.disk");
     let disk = scsi.disk.as_ref().ok_or_else(|| missing(&inner))?;
     if scsi.controller != 0 {
@@ -130,10 +130,10 @@ pub(super) async fn claim_unit(
     let lun = scsi.lun.ok_or_else(|| missing(&format!("{field}.lun")))?;
     let lun = u16::try_from(lun).ok().and_then(Lun::new);
     let lun = lun.ok_or_else(|| out_of_range("lun"))?;
-    let medium: Opening<Medium> = match scsi.r#type() {
+    let medium: OpenFuture<Medium> = match scsi.r#type() {
         Type::Cdrom if disk.file.is_none() => Box::pin(async { Ok(Medium::CdRom(None)) }),
         Type::Cdrom => {
-            let disc = discs::claim_image(fds, &inner, disk).await?;
+            let disc = discs::take_image(fds, &inner, disk).await?;
             Box::pin(async { Ok(Medium::CdRom(Some(disc.await?))) })
         }
         Type::Lun => {
@@ -141,7 +141,7 @@ pub(super) async fn claim_unit(
             Box::pin(async { Ok(Medium::Passthrough(device.await?)) })
         }
         Type::Disk | Type::Unspecified => {
-            let image = claim_image(fds, &inner, disk).await?;
+            let image = take_image(fds, &inner, disk).await?;
             Box::pin(async { Ok(Medium::Disk(image.await?)) })
         }
     };
@@ -201,7 +201,7 @@ pub(super) async fn add(
     }
     let named = disk.lun.is_some();
     disk.lun.get_or_insert(0);
-    let unit = claim_unit(fds, "disk", &disk).await?.await?;
+    let unit = take_unit(fds, "disk", &disk).await?.await?;
     let added = if named {
         let address = unit.address;
         scsi.add(unit).await.map(|()| address)

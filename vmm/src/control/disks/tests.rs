@@ -28,11 +28,11 @@ fn channel() -> (FdSender, FdReceiver) {
 }
 
 async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<Disk, Status> {
-    claim_image(fds, field, disk).await?.await
+    take_image(fds, field, disk).await?.await
 }
 
 async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<NewUnit, Status> {
-    claim_unit(fds, field, scsi).await?.await
+    take_unit(fds, field, scsi).await?.await
 }
 
 #[tokio::test]

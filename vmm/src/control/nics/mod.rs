@@ -10,21 +10,21 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::fields::{claim, invalid, missing};
+use super::fields::{invalid, missing, take_fd};
 use crate::machine::{Nic, NicError};
 
 /// Maximum time for the guest to eject a NIC before the request fails.
 const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
-    let mut claimed = Vec::new();
+    let mut taken = Vec::new();
     for (i, fd) in list.iter().enumerate() {
-        claimed.push(claim(fds, &format!("{field}[{i}]"), Some(fd)).await?);
+        taken.push(take_fd(fds, &format!("{field}[{i}]"), Some(fd)).await?);
     }
-    Ok(claimed)
+    Ok(taken)
 }
 
-/// Claims the descriptors of the NIC in `field`, and returns its setup.
+/// Takes the descriptors of the NIC in `field`, and returns its setup.
 pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Result<NetSetup, Status> {
     let at = |name: &str| format!("{field}.{name}");
     if nic.id.is_empty() {

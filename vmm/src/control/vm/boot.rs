@@ -84,17 +84,17 @@ impl Vm {
             Err(error) => return Ok(Some(VmExit::error(error))),
         }
         if self.stop_precopy() {
-            tracing::info!("the reset ends the copying of memory");
+            tracing::info!("the reset ends the live snapshot's copy of memory");
         }
         if let Some(Err(error)) = self.running.as_mut().map(|running| running.machine.reset()) {
             return Ok(Some(VmExit::error(error)));
         }
         self.soft_reboot = SoftReboot::No;
-        self.due_reset = None;
+        self.deferred_reset = None;
         // No vCPU has run since: events still queued are from before the reset.
         self.mailbox.drop_events();
         self.stopped_disks.clear();
-        self.due_pauses = PauseReasons::default();
+        self.deferred_pauses = PauseReasons::default();
         self.events.emit(Kind::Reset(pb::event::Reset {
             cause: cause.to_owned(),
         }));

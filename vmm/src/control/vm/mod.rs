@@ -3,9 +3,9 @@
 //! The gRPC service, the console and the clocks are on the runtime's thread, and never wait for the machine.
 
 mod boot;
+mod deferred_pause;
+mod deferred_reset;
 mod exit;
-mod late_pause;
-mod late_reset;
 mod mailbox;
 mod pause;
 mod power_events;
@@ -82,9 +82,9 @@ struct Vm {
     /// Empty unless the VM is paused.
     pause_reasons: PauseReasons,
     /// Reasons for which a VM that runs is to be paused, as soon as its vCPUs can be.
-    due_pauses: PauseReasons,
+    deferred_pauses: PauseReasons,
     /// Cause for which the machine is to be reset, as soon as its vCPUs can be stopped. It makes a pause void.
-    due_reset: Option<&'static str>,
+    deferred_reset: Option<&'static str>,
     retry: Timer,
     /// Disks that hold failed requests, with the first error of each. A resume retries the requests.
     stopped_disks: BTreeMap<String, String>,
@@ -210,8 +210,8 @@ impl Vm {
             running: None,
             state: State::Empty,
             pause_reasons: PauseReasons::default(),
-            due_pauses: PauseReasons::default(),
-            due_reset: None,
+            deferred_pauses: PauseReasons::default(),
+            deferred_reset: None,
             retry: Timer(timer(&messages, || Message::Retry)),
             stopped_disks: BTreeMap::new(),
             power_repeat: Timer(timer(&messages, || Message::PowerRepeat)),
@@ -239,8 +239,8 @@ impl Vm {
                     None
                 }
                 Some(Message::WatchdogAlarm) => self.watchdog_due(),
-                Some(Message::Retry) if self.due_reset.is_some() => self.late_reset_due(),
-                Some(Message::Retry) => self.late_pause_due(),
+                Some(Message::Retry) if self.deferred_reset.is_some() => self.retry_deferred_reset(),
+                Some(Message::Retry) => self.retry_deferred_pause(),
                 Some(Message::PowerRepeat) => {
                     self.power_repeat_due();
                     None
@@ -465,7 +465,7 @@ impl Vm {
 
     fn guest_powered_off(&mut self) -> Option<VmExit> {
         match self.soft_reboot.left(Instant::now()) {
-            Some(_) => self.reset_by_itself("soft reboot"),
+            Some(_) => self.reset_or_defer("soft reboot"),
             None => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
         }
     }
@@ -473,7 +473,7 @@ impl Vm {
     fn handle_event(&mut self, event: VmEvent) -> Option<VmExit> {
         match event {
             VmEvent::Guest(MachineEvent::Poweroff) => self.guest_powered_off(),
-            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset_by_itself(cause),
+            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset_or_defer(cause),
             VmEvent::Guest(MachineEvent::Panicked) => {
                 Some(VmExit::new(ExitReason::GuestPanic, "guest kernel panicked"))
             }

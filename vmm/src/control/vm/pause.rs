@@ -79,7 +79,7 @@ impl Vm {
             self.set_state(State::Paused);
         }
         self.pause_reasons.insert(reason);
-        self.pause_reasons.append(&mut self.due_pauses);
+        self.pause_reasons.append(&mut self.deferred_pauses);
         self.end_left_log()
     }
 

@@ -23,7 +23,7 @@ impl Vm {
     pub(super) fn save(&mut self, precopied: bool) -> Result<CapturedVm, Status> {
         self.check_not_saving()?;
         // The saved state would not have it.
-        if self.due_reset.is_some() {
+        if self.deferred_reset.is_some() {
             return Err(Status::failed_precondition("the machine is to be reset"));
         }
         if self.state != State::Paused {

@@ -23,7 +23,7 @@ impl Vm {
             self.events.emit(io_error(first.key(), &message));
             first.insert(message);
         }
-        self.pause_by_itself(PauseReason::IoError)
+        self.pause_or_defer(PauseReason::IoError)
     }
 
     /// An event for each of the disks.
@@ -41,7 +41,7 @@ mod tests {
     use super::super::testing::running;
     use super::*;
 
-    fn told(events: &mut Receiver<pb::Event>) -> Vec<Kind> {
+    fn emitted(events: &mut Receiver<pb::Event>) -> Vec<Kind> {
         std::iter::from_fn(|| events.try_recv().ok()?.event).collect()
     }
 
@@ -57,9 +57,9 @@ mod tests {
             }
             let paused = Kind::State(State::Paused.into());
             let expected = [io_error("root", "error 0"), paused, io_error("data", "error 0")];
-            assert_eq!(told(&mut events), expected, "{round}");
+            assert_eq!(emitted(&mut events), expected, "{round}");
             vm.set_state(State::Running);
-            assert_eq!(told(&mut events), [Kind::State(State::Running.into())]);
+            assert_eq!(emitted(&mut events), [Kind::State(State::Running.into())]);
         }
     }
 
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(present(&vm), [Kind::State(State::Running.into())]);
         vm.boots = 4;
         vm.disk_stopped("root".into(), "full".into());
-        vm.pause_by_itself(PauseReason::Watchdog);
+        vm.pause_or_defer(PauseReason::Watchdog);
         let bite = pb::event::WatchdogBite {
             action: pb::watchdog::Action::Pause.into(),
         };

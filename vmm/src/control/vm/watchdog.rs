@@ -17,7 +17,7 @@ impl Vm {
     pub(super) fn watchdog_due(&mut self) -> Option<VmExit> {
         let running = self.running.as_ref()?;
         let action = running.watchdog.filter(|_| running.machine.watchdog_alarm())?;
-        if self.due_reset.is_some() {
+        if self.deferred_reset.is_some() {
             return None;
         }
         if action == WatchdogAction::Shutdown {
@@ -32,7 +32,7 @@ impl Vm {
             action: action.into(),
         }));
         match action {
-            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset_by_itself("watchdog"),
+            WatchdogAction::Unspecified | WatchdogAction::Reset => self.reset_or_defer("watchdog"),
             WatchdogAction::Poweroff => {
                 let detail = "the guest's watchdog ran out, and its action is to power off";
                 Some(VmExit::new(ExitReason::Watchdog, detail))
@@ -41,7 +41,7 @@ impl Vm {
                 let pressed = self.shut_down(false);
                 pressed.err().map(|status| VmExit::error(status.message()))
             }
-            WatchdogAction::Pause => self.pause_by_itself(PauseReason::Watchdog),
+            WatchdogAction::Pause => self.pause_or_defer(PauseReason::Watchdog),
         }
     }
 }

@@ -80,17 +80,19 @@ impl Controller {
                 removal.event_delivered(buffer);
             }
         }
-        for (address, told) in &mut self.unacknowledged {
+        for (address, event_buffer) in &mut self.unacknowledged {
             if about(*address) {
-                told.get_or_insert(buffer);
+                event_buffer.get_or_insert(buffer);
             }
         }
     }
 
     /// Records that the driver returned buffers. It does so after it has handled the event in them.
     fn buffers_returned(&mut self, buffers: &[GuestAddress]) {
-        let back = |told: Option<GuestAddress>| told.is_some_and(|told| buffers.contains(&told));
-        self.unacknowledged.retain(|_, told| !back(*told));
+        let back = |event_buffer: Option<GuestAddress>| {
+            event_buffer.is_some_and(|event_buffer| buffers.contains(&event_buffer))
+        };
+        self.unacknowledged.retain(|_, event_buffer| !back(*event_buffer));
         for unit_index in &self.removing {
             if let Some(unit) = self.table.unit_mut(*unit_index)
                 && let Some(removal) = &mut unit.removal

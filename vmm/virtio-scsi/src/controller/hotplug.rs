@@ -184,10 +184,10 @@ impl Controller {
         let (address, disk) = (unit.address, unit.disk);
         let Some(removal) = &mut unit.removal else { return };
         removal.stage = RemovalStage::Draining;
-        let (told, over) = (removal.event_buffer, removal.buffer_returned || removal.flushed);
+        let (event_buffer, over) = (removal.event_buffer, removal.buffer_returned || removal.flushed);
         self.table.withdraw(unit_index);
         if self.events.hotplug() && !over {
-            self.unacknowledged.insert(address, told);
+            self.unacknowledged.insert(address, event_buffer);
         }
         self.luns_changed(address.target);
         if let Some(disk) = disk {

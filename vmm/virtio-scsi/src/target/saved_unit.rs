@@ -1,4 +1,4 @@
-//! What a logical unit keeps over a snapshot. Its medium is not a part of it.
+//! The state of a logical unit across a snapshot, without its medium.
 
 use serde::{Deserialize, Serialize};
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::connection::{Connection, Outgoing, Phase, Violation};
-use crate::drain::Drains;
+use crate::drain::LingeringSockets;
 use crate::packet::{CREDIT_REQUEST, HOST_CID, Header, Key, REQUEST, RESPONSE, RST, STREAM};
 
 /// Most connections of a device, with those that begin or end.
@@ -42,7 +42,7 @@ pub(crate) struct Connections {
     /// Watches the hosts' sockets. The worker adds what else it waits for.
     pub epoll: Epoll,
     table: BTreeMap<Key, Connection>,
-    drains: Drains,
+    drains: LingeringSockets,
     /// Requests of the guest that nobody has answered.
     asked: BTreeMap<u64, Key>,
     /// Connections that may have something for the guest.
@@ -79,7 +79,7 @@ impl Connections {
             guest_cid,
             epoll: Epoll::new()?,
             table: BTreeMap::new(),
-            drains: Drains::default(),
+            drains: LingeringSockets::default(),
             asked: BTreeMap::new(),
             ready: VecDeque::new(),
             resets: VecDeque::new(),
@@ -221,7 +221,7 @@ impl Connections {
             return;
         };
         connection.host_event(hung_up);
-        if connection.hung_up && connection.phase == Phase::Offered {
+        if connection.hung_up && connection.phase == Phase::RequestedByHost {
             return self.abort(key);
         }
         self.look_at(key, now);
@@ -286,7 +286,7 @@ impl Connections {
             // Without receive buffers nothing else takes it out.
             self.ready.retain(|other| *other != key);
         }
-        if let Phase::Asked(id) = connection.phase {
+        if let Phase::RequestedByGuest(id) = connection.phase {
             self.asked.remove(&id);
         }
         if let (Some(host), left) = connection.into_rest() {
@@ -330,7 +330,7 @@ impl Connections {
         while let Some((key, _)) = self.table.first_key_value() {
             self.end(*key);
         }
-        self.drains = Drains::default();
+        self.drains = LingeringSockets::default();
     }
 
     /// Starts the time limits again: the device was stopped meanwhile.

@@ -136,7 +136,7 @@ fn data_before_the_host_has_accepted_is_refused() {
 }
 
 #[test]
-fn a_guest_that_reads_no_answers_is_not_served_on() {
+fn a_guest_that_reads_no_replies_is_not_served() {
     let mut guest = Guest::new();
     guest.start_silent();
     let bytes = guest.header(1, 2, RW).to_bytes();

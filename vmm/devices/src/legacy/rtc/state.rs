@@ -1,4 +1,4 @@
-//! What the clock keeps over a pause, a reset and a snapshot.
+//! The state of the clock across a pause, a reset and a snapshot.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the serial port keeps over a reset and a snapshot.
+//! The state of the serial port across a reset and a snapshot.
 
 use serde::{Deserialize, Serialize};
 use vm_superio::serial::SerialState;

@@ -1,4 +1,4 @@
-//! What the watchdog keeps over a pause and a snapshot. Its timer counts the time that the guest runs.
+//! The state of the watchdog across a pause and a snapshot. Its timer counts the time that the guest runs.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ pub(super) const LONGEST: Duration = CYCLE.saturating_mul(PRELOAD_MASK).saturati
 /// The preload registers have 20 bits.
 pub(super) const PRELOAD_MASK: u32 = 0xf_ffff;
 
-/// What a count of the timer is.
+/// The length of one count of the timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scale {
     /// 2^15 cycles, about 1 ms.

@@ -1,4 +1,4 @@
-//! What the root bus itself keeps over a snapshot. Each function is a part of its own.
+//! The state of the root bus itself across a snapshot. Each function is a component of its own.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;

@@ -100,8 +100,8 @@ fn clamp(limits: &PassthroughLimits, page: &mut [u8]) {
     let mut lower = |at: usize, unlimited: bool| {
         let field = page.get_mut(at..).and_then(<[u8]>::first_chunk_mut::<4>);
         if let Some(field) = field {
-            let told = u32::from_be_bytes(*field);
-            if told > most || told == 0 && unlimited {
+            let reported = u32::from_be_bytes(*field);
+            if reported > most || reported == 0 && unlimited {
                 *field = most.to_be_bytes();
             }
         }

@@ -16,13 +16,13 @@ pub(super) const AGAIN: Duration = Duration::from_secs(10);
 
 impl Vm {
     /// Pauses the VM if it runs, or pauses it later. Returns the exit if it cannot be paused at all.
-    pub(super) fn pause_by_itself(&mut self, reason: PauseReason) -> Option<VmExit> {
-        if self.due_reset.is_some() {
+    pub(super) fn pause_or_defer(&mut self, reason: PauseReason) -> Option<VmExit> {
+        if self.deferred_reset.is_some() {
             return None;
         }
         // The next attempt is due later, for all reasons.
-        if self.state == State::Running && !self.due_pauses.is_empty() {
-            self.due_pauses.insert(reason);
+        if self.state == State::Running && !self.deferred_pauses.is_empty() {
+            self.deferred_pauses.insert(reason);
             return None;
         }
         self.pause_now(reason)
@@ -42,15 +42,15 @@ impl Vm {
         if !matches!(error, MachineError::Vcpu(VcpuError::Unresponsive(_))) {
             return Some(VmExit::error(error));
         }
-        tracing::warn!(%error, again = ?AGAIN, "the VM runs on, and is paused later");
-        self.due_pauses.insert(reason);
+        tracing::warn!(%error, again = ?AGAIN, "the pause is deferred: the VM runs until the next attempt");
+        self.deferred_pauses.insert(reason);
         (self.retry.0)(Some(AGAIN));
         None
     }
 
     /// Tries again to pause a VM that could not be paused.
-    pub(super) fn late_pause_due(&mut self) -> Option<VmExit> {
-        let reason = self.due_pauses.iter().next()?;
+    pub(super) fn retry_deferred_pause(&mut self) -> Option<VmExit> {
+        let reason = self.deferred_pauses.iter().next()?;
         self.pause_now(reason)
     }
 }
@@ -74,12 +74,12 @@ mod tests {
         let messages = messages_after(&mut vm, AGAIN * 2).await;
         let is_due = |message: &Message| matches!(message, Message::Retry);
         assert!(messages.iter().any(is_due), "{messages:?}");
-        assert_eq!(vm.late_pause_due(), None);
+        assert_eq!(vm.retry_deferred_pause(), None);
         let reasons: Vec<_> = vm.pause_reasons.iter().collect();
         assert_eq!(vm.state, State::Paused);
         assert_eq!(reasons, [PauseReason::IoError, PauseReason::Watchdog]);
         vm.set_state(State::Running);
-        assert_eq!(vm.late_pause_due(), None);
+        assert_eq!(vm.retry_deferred_pause(), None);
         assert_eq!(vm.state, State::Running);
     }
 
@@ -89,6 +89,6 @@ mod tests {
         let error = MachineError::NotPaused;
         let exit = vm.pause_failed(PauseReason::IoError, &error);
         assert_eq!(exit, Some(VmExit::error(error)));
-        assert!(vm.due_pauses.is_empty());
+        assert!(vm.deferred_pauses.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The descriptors of a Create request, except that of KVM. All are claimed before anything is opened: the channel
+//! The descriptors of a Create request, except that of KVM. All are taken before anything is opened: the channel
 //! closes one that waits too long, and a disk may take longer to open.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::NewUnit;
 use tonic::Status;
 
-use super::fields::{Opening, claim, missing};
+use super::fields::{OpenFuture, missing, take_fd};
 use super::saved::{self, SavedVm};
 use super::{disks, nics, ports, vsock};
 use crate::boot::KernelSource;
@@ -21,40 +21,40 @@ use crate::machine::VsockSetup;
 use crate::ram::MemoryFile;
 
 /// The files and devices that a request names by descriptors, in the request's order.
-pub(super) struct Claimed {
-    pub saved: Option<Opening<(SavedVm, MemoryFile)>>,
-    pub disks: Vec<Opening<Disk>>,
-    pub scsi: Vec<Opening<NewUnit>>,
+pub(super) struct RequestFiles {
+    pub saved: Option<OpenFuture<(SavedVm, MemoryFile)>>,
+    pub disks: Vec<OpenFuture<Disk>>,
+    pub scsi: Vec<OpenFuture<NewUnit>>,
     pub nics: Vec<NetSetup>,
     pub ports: Vec<PortSetup>,
-    pub boot: ClaimedBoot,
+    pub boot: BootSource,
     pub console: Option<OwnedFd>,
     pub vsock: Option<VsockSetup>,
 }
 
 /// The source of the kernel: descriptors, or a disk to boot from.
-pub(super) enum ClaimedBoot {
+pub(super) enum BootSource {
     Kernel(KernelSource),
     Disks(pb::DiskBoot),
 }
 
-impl Claimed {
+impl RequestFiles {
     pub async fn new(
         config: &pb::VmConfig,
         saved: Option<&pb::SavedMachine>,
         fds: &FdReceiver,
     ) -> Result<Self, Status> {
         let saved = match saved {
-            Some(saved) => Some(saved::claim_files(fds, saved).await?),
+            Some(saved) => Some(saved::take_files(fds, saved).await?),
             None => None,
         };
         let mut disks = Vec::new();
         for (i, disk) in config.disks.iter().enumerate() {
-            disks.push(disks::claim_image(fds, &format!("config.disks[{i}]"), disk).await?);
+            disks.push(disks::take_image(fds, &format!("config.disks[{i}]"), disk).await?);
         }
         let mut scsi = Vec::new();
         for (i, disk) in config.scsi_disks.iter().enumerate() {
-            scsi.push(disks::claim_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
+            scsi.push(disks::take_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
         }
         let mut nics = Vec::new();
         for (i, nic) in config.nics.iter().enumerate() {
@@ -72,7 +72,7 @@ impl Claimed {
             ports,
             boot: boot(fds, config.boot.as_ref()).await?,
             console: match config.console.as_ref() {
-                Some(console) => Some(claim(fds, "config.console", Some(console)).await?),
+                Some(console) => Some(take_fd(fds, "config.console", Some(console)).await?),
                 None => None,
             },
             vsock: vsock::setup(fds, config.vsock_cid, config.vhost_vsock.as_ref()).await?,
@@ -80,18 +80,18 @@ impl Claimed {
     }
 }
 
-async fn boot(fds: &FdReceiver, boot: Option<&pb::Boot>) -> Result<ClaimedBoot, Status> {
+async fn boot(fds: &FdReceiver, boot: Option<&pb::Boot>) -> Result<BootSource, Status> {
     let source = boot.and_then(|boot| boot.source.as_ref());
     let kernel = match source.ok_or_else(|| missing("config.boot.source"))? {
-        Source::Disk(boot) => return Ok(ClaimedBoot::Disks(boot.clone())),
+        Source::Disk(boot) => return Ok(BootSource::Disks(boot.clone())),
         Source::Kernel(kernel) => kernel,
     };
     let initrd = match kernel.initrd.as_ref() {
-        Some(initrd) => Some(claim(fds, "config.boot.kernel.initrd", Some(initrd)).await?),
+        Some(initrd) => Some(take_fd(fds, "config.boot.kernel.initrd", Some(initrd)).await?),
         None => None,
     };
-    let file = claim(fds, "config.boot.kernel.kernel", kernel.kernel.as_ref()).await?;
-    Ok(ClaimedBoot::Kernel(KernelSource::Kernel {
+    let file = take_fd(fds, "config.boot.kernel.kernel", kernel.kernel.as_ref()).await?;
+    Ok(BootSource::Kernel(KernelSource::Kernel {
         kernel: File::from(file),
         initrd: initrd.map(File::from),
         command_line: kernel.command_line.clone(),
@@ -197,16 +197,16 @@ mod tests {
         let tokens = Vec::new();
         let mut sent = Sent { sender, tokens };
         let (config, saved) = sent.request().await;
-        let claimed = Claimed::new(&config, Some(&saved), &fds).await.unwrap();
+        let files = RequestFiles::new(&config, Some(&saved), &fds).await.unwrap();
         for (at, token) in sent.tokens.into_iter().enumerate() {
             let refused = fds.take(token).await.err();
             assert_eq!(refused, Some(TakeError::Missing(token)), "file {at}");
         }
         tokio::time::sleep(UNCLAIMED_TIMEOUT + Duration::from_secs(1)).await;
-        for disk in claimed.disks.into_iter().take(2) {
+        for disk in files.disks.into_iter().take(2) {
             assert_eq!(disk.await.unwrap().size(), 1 << 20);
         }
-        let unit = claimed.scsi.into_iter().next().unwrap().await.unwrap();
+        let unit = files.scsi.into_iter().next().unwrap().await.unwrap();
         assert!(matches!(unit.medium, Medium::Disk(_)));
     }
 

@@ -1,17 +1,17 @@
 //! Resets for which no caller waits: by the guest, and by the watchdog.
 //!
-//! A vCPU that waits for a device's requests cannot be stopped, as for a [late pause](super::late_pause). The reset is
-//! tried again.
+//! A vCPU that waits for a device's requests cannot be stopped, as for a [deferred pause](super::deferred_pause). The
+//! reset is tried again.
 
-use super::late_pause::AGAIN;
+use super::deferred_pause::AGAIN;
 use super::{Vm, VmExit};
 use crate::vcpu::VcpuError;
 
 impl Vm {
     /// Resets the machine, or does so later. Returns the exit if that ends the VM.
-    pub(super) fn reset_by_itself(&mut self, cause: &'static str) -> Option<VmExit> {
+    pub(super) fn reset_or_defer(&mut self, cause: &'static str) -> Option<VmExit> {
         // The next attempt is due later.
-        match self.due_reset {
+        match self.deferred_reset {
             Some(_) => None,
             None => self.reset_now(cause),
         }
@@ -25,14 +25,14 @@ impl Vm {
     }
 
     fn reset_failed(&mut self, cause: &'static str, error: &VcpuError) {
-        tracing::warn!(%error, cause, again = ?AGAIN, "the machine is reset later");
-        self.due_reset = Some(cause);
+        tracing::warn!(%error, cause, again = ?AGAIN, "the reset is deferred: the VM runs until the next attempt");
+        self.deferred_reset = Some(cause);
         (self.retry.0)(Some(AGAIN));
     }
 
     /// Tries again to reset a machine that could not be reset.
-    pub(super) fn late_reset_due(&mut self) -> Option<VmExit> {
-        let cause = self.due_reset?;
+    pub(super) fn retry_deferred_reset(&mut self) -> Option<VmExit> {
+        let cause = self.deferred_reset?;
         self.reset_now(cause)
     }
 }
@@ -58,10 +58,10 @@ mod tests {
     async fn a_reset_that_is_due_comes_before_a_pause_and_a_save() {
         let mut vm = running();
         vm.reset_failed("watchdog", &VcpuError::Unresponsive(0));
-        assert_eq!(vm.reset_by_itself("i8042"), None);
-        assert_eq!(vm.due_reset, Some("watchdog"));
-        assert_eq!(vm.pause_by_itself(PauseReason::IoError), None);
-        assert!(vm.state == State::Running && vm.due_pauses.is_empty());
+        assert_eq!(vm.reset_or_defer("i8042"), None);
+        assert_eq!(vm.deferred_reset, Some("watchdog"));
+        assert_eq!(vm.pause_or_defer(PauseReason::IoError), None);
+        assert!(vm.state == State::Running && vm.deferred_pauses.is_empty());
         assert!(rings(&mut vm).await);
         vm.pause(PauseReason::Snapshot).unwrap();
         let refused = vm.save(false).unwrap_err();
@@ -82,22 +82,22 @@ mod tests {
             "vCPU 0 does not answer"
         );
         assert!(!testing::is_halted(vm.machine().unwrap()), "it runs on");
-        assert!(vm.due_reset.is_none() && vm.precopy.is_some());
+        assert!(vm.deferred_reset.is_none() && vm.precopy.is_some());
 
         let reset = VmEvent::Guest(MachineEvent::Reset("i8042"));
         assert_eq!(vm.handle_event(reset), None);
-        assert_eq!((vm.due_reset, vm.state), (Some("i8042"), State::Running));
+        assert_eq!((vm.deferred_reset, vm.state), (Some("i8042"), State::Running));
         assert!(rings(&mut vm).await);
-        assert_eq!(vm.late_reset_due(), None);
+        assert_eq!(vm.retry_deferred_reset(), None);
         assert!(rings(&mut vm).await, "again and again");
         assert!(vm.precopy.is_some(), "the machine was not reset");
         machine(&mut vm, testing::remove_vcpus);
-        let exit = vm.late_reset_due().unwrap();
+        let exit = vm.retry_deferred_reset().unwrap();
         assert_eq!(
             exit.reason,
             ExitReason::BootFailed,
             "it boots, but there is no disk"
         );
-        assert!(vm.due_reset.is_none() && vm.precopy.is_none());
+        assert!(vm.deferred_reset.is_none() && vm.precopy.is_none());
     }
 }
