@@ -11,9 +11,9 @@ pub enum ClaimError {
     Io { path: PathBuf, source: io::Error },
     /// No claim has the name.
     #[error("no volume {0}: `husk volume list` shows them")]
-    Unknown(String),
+    NotFound(String),
     /// No claim can have the name.
-    #[error("{name:?} is no name of a volume: {fault}")]
+    #[error("invalid volume name {name:?}: {fault}")]
     Name { name: String, fault: &'static str },
     /// A claim has the name.
     #[error("there is a volume {0} already: choose another name, or remove it with `husk volume rm {0}`")]
@@ -28,7 +28,7 @@ pub enum ClaimError {
     #[error("the volume {name} has {size} bytes, and cannot shrink to {wanted}")]
     Shrinks { name: String, size: u64, wanted: u64 },
     /// A size that no disk has.
-    #[error("a volume has at least 1Mi")]
+    #[error("the size is below the minimum of 1Mi")]
     TooSmall,
     /// The file system cannot hold a copy.
     #[error("the copy needs {needed} bytes, and {} has {free}: free space, or set HUSK_DATA_DIR", path.display())]

@@ -92,8 +92,8 @@ fn message(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Prints a warning that does not keep the VM from starting.
-pub(crate) fn note(text: &str) {
-    eprintln!("note: {}", visible(text));
+pub(crate) fn print_warning(text: &str) {
+    eprintln!("warning: {}", visible(text));
 }
 
 /// Escapes control and bidirectional characters, so that untrusted text, such as a file name, cannot control the

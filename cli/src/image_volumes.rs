@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use husk_images::{ImageName, ImageStore, PullPolicy, PullRequest, StoredImage};
 use husk_vmi::{Vmi, VolumeImage, volume_images};
 
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, print_warning};
 use crate::import_program;
 
 /// Returns `.dockerconfigjson` of the imagePullSecret of a field, by the field's path and the Secret's name.
@@ -64,7 +64,7 @@ impl ImageVolumes {
     /// An image cannot be pulled.
     pub(crate) fn pull(self) -> Result<BTreeMap<String, PathBuf>, Failure> {
         let no_secret = |field: &str, secret: &str| {
-            note(&format!(
+            print_warning(&format!(
                 "{field}.imagePullSecret {secret} is ignored: credentials are those of `podman login` and `docker login`"
             ));
             Ok(None)
@@ -75,7 +75,7 @@ impl ImageVolumes {
     /// As [`pull`](Self::pull), by a function.
     ///
     /// # Errors
-    /// Those of the functions.
+    /// The errors of the functions.
     pub(crate) fn pull_by(
         self,
         secret: &SecretOf<'_>,

@@ -23,7 +23,7 @@ mod console;
 mod doctor;
 mod failure;
 mod foreground;
-mod host_notes;
+mod host_warnings;
 mod image_volumes;
 mod import_program;
 mod launch;

@@ -96,7 +96,7 @@ fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Fai
 
 impl Manifest {
     /// One line for each object that is not a VM.
-    pub(crate) fn ignored_notes(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn warnings_of_ignored(&self) -> impl Iterator<Item = String> {
         let prefix = self.prefix(None);
         self.ignored.iter().map(move |ignored| {
             format!(

@@ -194,10 +194,10 @@ spec:
                 assert_eq!(plan.nics, before);
             }
             Err(_) => {
-                let note = drop_unavailable(&vmi, &mut plan, None).unwrap().unwrap();
+                let warning = drop_unavailable(&vmi, &mut plan, None).unwrap().unwrap();
                 assert!(
-                    note.starts_with("spec.networks: the VM gets no network device: "),
-                    "{note}"
+                    warning.starts_with("spec.networks: the VM gets no network device: "),
+                    "{warning}"
                 );
                 assert_eq!(plan.nics, []);
                 assert_eq!(drop_unavailable(&vmi, &mut plan, None).unwrap(), None);

@@ -124,7 +124,7 @@ fn snapshot_shows_its_steps_and_what_does_not_travel() {
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let said = "demo: saving memory (64.00 MiB)\n\
                 demo: saved in /snap; the VM is paused, `husk resume demo` lets it go on\n\
-                note: volume \"data\" is not in the snapshot, which can be restored once, and not after demo has gone on\n";
+                warning: volume \"data\" is not in the snapshot, which can be restored once, and not after demo has gone on\n";
     assert_eq!(
         told(&output(root.path(), &["snapshot", "demo", "/snap"])),
         (0, "".into(), said.into())

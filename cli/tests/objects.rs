@@ -324,7 +324,7 @@ fn what_only_a_cluster_has_is_refused() {
     assert_eq!(code, 2, "{told}");
     assert!(
         told.contains(
-            "spec.networks[0].multus: Unsupported value: VMs of the store have the pod network only"
+            "spec.networks[0].multus: Unsupported value: VMs of `husk apply` have the pod network only"
         ),
         "{told}"
     );

@@ -42,14 +42,14 @@ fn a_doubtful_start_has_a_note() {
         .env("HUSK_VMM", "/bin/false");
     let (code, _, stderr) = told(&command.output().unwrap());
     assert_eq!(code, 1);
-    for note in [
-        "note: spec.domain.resources.requests.memory: 60Ti exceeds the memory of this host, ".to_owned(),
+    for warning in [
+        "warning: spec.domain.resources.requests.memory: 60Ti exceeds the memory of this host, ".to_owned(),
         format!(
-            "note: volume \"root\": {} starts with a qcow2 header but is served raw; ",
+            "warning: volume \"root\": {} starts with a qcow2 header but is served raw; ",
             image.display()
         ),
     ] {
-        assert!(stderr.contains(&note), "{stderr}");
+        assert!(stderr.contains(&warning), "{stderr}");
     }
 }
 

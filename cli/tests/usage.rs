@@ -120,9 +120,9 @@ spec:
     devices: {}
 ";
 
-/// The note that [`NOTED`] causes.
-const NOTE: &str = "spec.evictionStrategy: is ignored: it only concerns the cluster\n";
-const NOTED: &str = "  evictionStrategy: None\n";
+/// The warning that [`IGNORED`] causes.
+const WARNING: &str = "spec.evictionStrategy: is ignored: it only concerns the cluster\n";
+const IGNORED: &str = "  evictionStrategy: None\n";
 
 #[test]
 fn every_wrong_field_is_one_line_and_nothing_is_left() {
@@ -159,8 +159,8 @@ fn a_valid_manifest_is_reported() {
         (0, "demo is valid\n".into(), "".into())
     );
     assert_eq!(
-        on_stdin(root.path(), &["validate", "-"], &format!("{VALID}{NOTED}")),
-        (0, "demo is valid\n".into(), format!("note: {NOTE}"))
+        on_stdin(root.path(), &["validate", "-"], &format!("{VALID}{IGNORED}")),
+        (0, "demo is valid\n".into(), format!("warning: {WARNING}"))
     );
 }
 
@@ -173,13 +173,13 @@ fn several_manifests_are_distinguished() {
         path.to_str().unwrap().to_owned()
     };
     let (good, bad) = (
-        file("good.yaml", &format!("{VALID}{NOTED}")),
+        file("good.yaml", &format!("{VALID}{IGNORED}")),
         file("bad.yaml", "kind: Pod\n"),
     );
     let (code, stdout, stderr) = told(&output(root.path(), &["validate", &good, &bad]));
     assert_eq!((code, stdout), (2, format!("{good}: demo is valid\n")));
     assert!(
-        stderr.starts_with(&format!("note: {good}: {NOTE}"))
+        stderr.starts_with(&format!("warning: {good}: {WARNING}"))
             && stderr.contains(&format!("\nerror: {bad}: no VirtualMachineInstance")),
         "{stderr}"
     );
@@ -190,11 +190,14 @@ fn lines_name_the_document_if_there_are_several() {
     let root = tempfile::tempdir().unwrap();
     let runtime = root.path().join("husk");
     let other = VALID.replace("demo", "other");
-    let two = format!("{VALID}{NOTED}---\n{other}{NOTED}");
+    let two = format!("{VALID}{IGNORED}---\n{other}{IGNORED}");
     let (code, _, stderr) = on_stdin(&runtime, &["validate", "-"], &two);
     assert_eq!(
         (code, stderr),
-        (0, format!("note: stdin: demo: {NOTE}note: stdin: other: {NOTE}"))
+        (
+            0,
+            format!("warning: stdin: demo: {WARNING}warning: stdin: other: {WARNING}")
+        )
     );
     for (wrong, fault) in [
         (
@@ -417,9 +420,12 @@ fn control_characters_in_names_are_escaped() {
     let path = manifest.to_str().unwrap();
     let (_, _, stderr) = told(&output(root.path(), &["validate", path]));
     assert_eq!(stderr, format!("error: {shown}: No such file or directory\n"));
-    std::fs::write(&manifest, format!("{VALID}{NOTED}")).unwrap();
+    std::fs::write(&manifest, format!("{VALID}{IGNORED}")).unwrap();
     let (_, stdout, stderr) = told(&output(root.path(), &["validate", path, path]));
-    assert!(stderr.starts_with(&format!("note: {shown}: {NOTE}")), "{stderr}");
+    assert!(
+        stderr.starts_with(&format!("warning: {shown}: {WARNING}")),
+        "{stderr}"
+    );
     assert!(
         stdout.starts_with(&format!("{shown}: demo is valid\n")),
         "{stdout}"

@@ -13,15 +13,15 @@ pub enum StoreError {
     Io { path: PathBuf, source: io::Error },
     /// No directory for the data of an ordinary user.
     #[error("neither XDG_DATA_HOME nor HOME is set: set HUSK_DATA_DIR to a directory for images")]
-    Nowhere,
+    NoDataDirectory,
     /// No image has the name.
     #[error("no image {0} in the store: `husk images list` shows them")]
-    Unknown(String),
+    NotFound(String),
     /// A VM has the image open.
     #[error("a running VM uses {0}")]
     InUse(String),
     /// Another process does not give the store back.
-    #[error("another husk has held {} for a minute: end it, and try again", .0.display())]
+    #[error("another process of husk has held the lock {} for a minute: end it, and try again", .0.display())]
     Locked(PathBuf),
     /// The file system cannot hold the image.
     #[error("the image needs {needed} bytes, and {} has {free}: free space, or set HUSK_DATA_DIR", path.display())]

@@ -1,4 +1,4 @@
-//! What `husk` and `husk-import` say to each other: one request as JSON on stdin, then one event as JSON in each line of
+//! The protocol between `husk` and `husk-import`: one request as JSON on stdin, then one event as JSON in each line of
 //! stdout. The last event is [`Event::Done`] or [`Event::Filled`], as the request was, or [`Event::Failed`].
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::name::PullPolicy;
 use crate::store::StoredImage;
 use crate::volume_request::VolumeRequest;
 
-/// What `husk-import` is asked for.
+/// A request to `husk-import`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "request")]
 pub enum Request {
@@ -31,7 +31,7 @@ pub struct PullRequest {
     pub pull_secret: Option<String>,
 }
 
-/// What happens during a request. Sizes are in bytes.
+/// An event of a request. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {

@@ -47,7 +47,7 @@ pub struct StoredImage {
     pub size: u64,
 }
 
-/// What [`ImageStore::prune`] removed.
+/// The result of [`ImageStore::prune`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Images without a name, pulls that were not finished, and names without an image.
@@ -148,7 +148,7 @@ impl ImageStore {
         let name = name.to_string();
         let file = self.name_file(&name);
         let lock = StoreLock::exclusive(&self.path)?;
-        let image = read_name(&file)?.ok_or_else(|| StoreError::Unknown(name.clone()))?;
+        let image = read_name(&file)?.ok_or_else(|| StoreError::NotFound(name.clone()))?;
         let others = self.list()?;
         let shared = others
             .iter()
@@ -254,7 +254,9 @@ pub fn data_directory() -> Result<PathBuf, StoreError> {
         return Ok(PathBuf::from("/var/lib/husk"));
     }
     let home = || set("HOME").map(|home| home.join(".local/share"));
-    let data = set("XDG_DATA_HOME").or_else(home).ok_or(StoreError::Nowhere)?;
+    let data = set("XDG_DATA_HOME")
+        .or_else(home)
+        .ok_or(StoreError::NoDataDirectory)?;
     Ok(data.join("husk"))
 }
 

@@ -1,4 +1,4 @@
-//! What is being removed from a store.
+//! Files and directories that are being removed from a store.
 
 use std::fs::{self, File};
 use std::io;

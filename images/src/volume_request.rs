@@ -1,4 +1,4 @@
-//! What a volume is filled with: the sources of a DataVolume, as `husk-import` gets them.
+//! The source of a volume's data: that of a DataVolume, as `husk-import` gets it.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -14,7 +14,7 @@ pub enum PullError {
     #[error("{0}")]
     Store(#[from] StoreError),
     #[error("it is not in the store, and imagePullPolicy is Never: `husk images pull` pulls it")]
-    Never,
+    NotPresent,
     #[error(
         "{registry} does not let you read it: log in with `podman login {registry}` or `docker login {registry}`, or name an imagePullSecret"
     )]
@@ -24,25 +24,25 @@ pub enum PullError {
     #[error(
         "{registry} limits the number of pulls: try again later, or log in with `podman login {registry}`"
     )]
-    TooMany { registry: String },
+    RateLimited { registry: String },
     #[error(
         "the certificate of {registry} is not trusted: put its CA's certificate into /etc/containers/certs.d/{registry}/ca.crt ({reason})"
     )]
     Certificate { registry: String, reason: String },
     #[error(
-        "the certificate of {registry} is a CA's own: make one with `CA:FALSE`, or sign one with that CA"
+        "the certificate of {registry} is that of a CA, not of a server: make one with `CA:FALSE`, or sign one with that CA"
     )]
     CaCertificate { registry: String },
-    #[error("the name of {registry} is not known: check the name of the image, or the name servers")]
+    #[error("cannot resolve {registry}: check the name of the image, or the name servers")]
     UnknownHost { registry: String },
     #[error("{registry} cannot be reached: {reason}")]
     Unreachable { registry: String, reason: String },
-    #[error("{registry} did not answer as a registry: {reason}")]
+    #[error("{registry} is not an OCI registry: {reason}")]
     Registry { registry: String, reason: String },
-    #[error("{registry} sent other data than the digest {digest} stands for")]
+    #[error("the content that {registry} sent does not match the digest {digest}")]
     Digest { registry: String, digest: String },
-    #[error("the connection to {registry} broke too often: {reason}; try again")]
-    Broken { registry: String, reason: String },
+    #[error("the connection to {registry} failed repeatedly: {reason}; try again")]
+    ConnectionLost { registry: String, reason: String },
     #[error("it has no image for linux/amd64")]
     Platform,
     #[error("the credentials for {registry} cannot be read: {reason}")]
@@ -61,7 +61,7 @@ impl PullError {
             OciDistributionError::ImageManifestNotFoundError(_)
             | OciDistributionError::ServerError { code: 404, .. } => PullError::NotFound { registry },
             OciDistributionError::ServerError { code: 403, .. } => PullError::Unauthorized { registry },
-            OciDistributionError::ServerError { code: 429, .. } => PullError::TooMany { registry },
+            OciDistributionError::ServerError { code: 429, .. } => PullError::RateLimited { registry },
             OciDistributionError::ServerError { code, message, .. } => PullError::Registry {
                 registry,
                 reason: shown(&format!("HTTP status {code} {message}")),
@@ -79,7 +79,7 @@ impl PullError {
                     Some(OciErrorCode::Unauthorized | OciErrorCode::Denied) => {
                         PullError::Unauthorized { registry }
                     }
-                    Some(OciErrorCode::Toomanyrequests) => PullError::TooMany { registry },
+                    Some(OciErrorCode::Toomanyrequests) => PullError::RateLimited { registry },
                     _ => PullError::Registry {
                         registry,
                         reason: shown(&envelope.to_string()),
@@ -110,7 +110,9 @@ impl PullError {
     /// True if another attempt may succeed.
     pub fn is_temporary(&self) -> bool {
         match self {
-            PullError::TooMany { .. } | PullError::Unreachable { .. } | PullError::Broken { .. } => true,
+            PullError::RateLimited { .. }
+            | PullError::Unreachable { .. }
+            | PullError::ConnectionLost { .. } => true,
             PullError::Registry { reason, .. } => reason.starts_with("HTTP status 5"),
             _ => false,
         }

@@ -45,7 +45,7 @@ pub async fn fetch(
         broken += 1;
         if broken > MAX_BROKEN {
             let registry = registry.name().to_owned();
-            return Err(PullError::Broken { registry, reason });
+            return Err(PullError::ConnectionLost { registry, reason });
         }
         emit(&Event::Retrying { reason });
         tokio::time::sleep(DELAY * broken).await;

@@ -36,7 +36,7 @@ pub async fn pull(
     let complete = |image: &StoredImage| wanted.iter().all(|file| store.has(&image.digest, file));
     match (request.policy, stored) {
         (PullPolicy::Never | PullPolicy::IfNotPresent, Some(image)) if complete(&image) => return Ok(image),
-        (PullPolicy::Never, _) => return Err(PullError::Never),
+        (PullPolicy::Never, _) => return Err(PullError::NotPresent),
         (PullPolicy::Always, Some(image)) if complete(&image) => {
             let registry = Registry::new(&name, access, emit)?;
             if registry.digest().await? == image.registry_digest {

@@ -30,7 +30,7 @@ const MANIFESTS: [&str; 4] = [
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
 
-/// What a request adds to the user's own configuration.
+/// Credentials and certificates of a request, in addition to the user's own configuration.
 #[derive(Clone, Copy, Default)]
 pub struct Access<'a> {
     /// Content of `.dockerconfigjson`.

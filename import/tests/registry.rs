@@ -326,9 +326,9 @@ fn refusals_are_one_line_with_the_way_out() {
         (
             "418 Teapot",
             "short\nand stout".into(),
-            "REGISTRY did not answer as a registry: HTTP status 418 short and stout",
+            "REGISTRY is not an OCI registry: HTTP status 418 short and stout",
         ),
-        ("200 OK", "[]".into(), "REGISTRY did not answer as a registry"),
+        ("200 OK", "[]".into(), "REGISTRY is not an OCI registry"),
     ] {
         let reason = failure(Arc::new(move |_, _, stream| {
             reply(stream, status, "", body.as_bytes())
@@ -478,7 +478,7 @@ fn other_data_than_the_digest_is_refused() {
     };
     let reason = failure(Arc::new(changed));
     assert!(
-        reason.starts_with("REGISTRY sent other data than the digest sha256:"),
+        reason.starts_with("the content that REGISTRY sent does not match the digest sha256:"),
         "{reason}"
     );
 
@@ -493,7 +493,7 @@ fn other_data_than_the_digest_is_refused() {
     };
     let reason = failure(Arc::new(endless));
     assert!(
-        reason.starts_with("REGISTRY sent other data than the digest sha256:"),
+        reason.starts_with("the content that REGISTRY sent does not match the digest sha256:"),
         "{reason}"
     );
 }

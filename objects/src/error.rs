@@ -18,10 +18,10 @@ pub enum ObjectError {
     #[error("{}: {reason}", path.display())]
     Damaged { path: PathBuf, reason: String },
     /// The object is of no kind that is stored.
-    #[error("{0} is not stored: Husk has no use for this kind")]
+    #[error("{0} is not stored: Husk does not support this kind")]
     Kind(String),
     /// The object is being deleted.
-    #[error("{0} is being deleted: wait for its end")]
+    #[error("{0} is being deleted: wait until that is complete")]
     Deleting(Key),
     /// The data of a Secret or ConfigMap with `immutable` cannot change.
     #[error("{0} is immutable: delete it first")]

@@ -102,7 +102,7 @@ impl Objects {
         self.objects.iter().find(|object| object.key == *key)
     }
 
-    /// What `find` finds in the object of a key.
+    /// The result of `find` for the object of a key.
     #[must_use]
     pub fn find<T>(&self, key: &Key, find: impl FnOnce(&ObjectKind) -> Option<&T>) -> Option<&T> {
         find(&self.get(key)?.object.kind)

@@ -1,4 +1,4 @@
-//! Errors and notes about one field of a manifest.
+//! Errors and warnings about one field of a manifest.
 
 use std::fmt;
 
@@ -98,14 +98,14 @@ impl std::error::Error for FieldError {}
 
 /// A warning about a field that Husk ignores or implements differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct Warning {
     /// Path of the field.
     pub field: String,
     /// Behaviour of Husk for this field.
     pub text: String,
 }
 
-impl Note {
+impl Warning {
     pub(crate) fn new(field: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -114,7 +114,7 @@ impl Note {
     }
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", OneLine(&self.field), OneLine(&self.text))
     }

@@ -24,7 +24,7 @@ mod schema;
 pub mod types;
 mod validate;
 
-pub use field::{CauseReason, FieldError, Note};
+pub use field::{CauseReason, FieldError, Warning};
 pub use load::{ClaimSize, InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Metadata, Vmi, load};
 pub use names::subdomain_fault;
 pub use plan::{
@@ -36,4 +36,4 @@ pub use plan::{
     volume_images,
 };
 pub use quantity::{Quantity, QuantityError};
-pub use validate::{notes, validate};
+pub use validate::{validate, warnings};

@@ -2,7 +2,7 @@
 
 use husk_vmi::instancetype::expand;
 use husk_vmi::objects::{DataVolumeSource, ObjectKind, RunStrategy, read_objects};
-use husk_vmi::{Loaded, load, notes, validate};
+use husk_vmi::{Loaded, load, validate, warnings};
 
 const MANIFEST: &str = r#"
 apiVersion: instancetype.kubevirt.io/v1beta1
@@ -89,8 +89,8 @@ fn a_whole_manifest_becomes_a_vm() {
         .map(|disk| disk.disk.as_ref().unwrap().bus.as_deref())
         .collect();
     assert_eq!(buses, [Some("virtio"), Some("virtio")]);
-    // No firmware runs: the note is that of the field in a manifest.
-    let fields: Vec<_> = notes(&vmi).into_iter().map(|note| note.field).collect();
+    // No firmware runs: the warning is that of the field in a manifest.
+    let fields: Vec<_> = warnings(&vmi).into_iter().map(|warning| warning.field).collect();
     assert!(
         fields.contains(&"spec.template.spec.domain.firmware.bootloader.efi".to_owned()),
         "{fields:?}"

@@ -130,9 +130,11 @@ fn downward_metrics_are_a_read_only_disk_on_virtio() {
             "{disk:?}"
         );
         assert!(
-            plan.notes.iter().all(|note| !note.field.contains("volumes[1]")),
+            plan.warnings
+                .iter()
+                .all(|warning| !warning.field.contains("volumes[1]")),
             "{:?}",
-            plan.notes
+            plan.warnings
         );
     }
 }
@@ -372,8 +374,8 @@ fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
         append: None,
     };
     assert_eq!(planned.boot, boot);
-    let notes: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
-    assert!(notes.contains(&"spec.domain.firmware.kernelBoot: is overridden by --kernel".to_owned()));
+    let warnings: Vec<String> = planned.warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.contains(&"spec.domain.firmware.kernelBoot: is overridden by --kernel".to_owned()));
 }
 
 #[test]
@@ -398,15 +400,15 @@ fn with_a_kernel_the_boot_order_of_an_interface_is_noted() {
     };
     for kernel in [None, Some(own)] {
         given.kernel = kernel;
-        let notes: Vec<String> = plan(&vmi, &given)
+        let warnings: Vec<String> = plan(&vmi, &given)
             .unwrap()
-            .notes
+            .warnings
             .iter()
             .map(ToString::to_string)
             .collect();
-        let note = "spec.domain.devices.interfaces[0].bootOrder: is ignored: booting from the network is not supported; \
+        let warning = "spec.domain.devices.interfaces[0].bootOrder: is ignored: booting from the network is not supported; \
                     the kernel is booted";
-        assert!(notes.contains(&note.to_owned()), "{notes:?}");
+        assert!(warnings.contains(&warning.to_owned()), "{warnings:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{faults, noted, resources, with};
+use common::{faults, ignored, resources, with};
 use husk_vmi::{BootPlan, DeviceType, DiskSource, Loaded, Topology, VmPlan, load, plan};
 use serde_json::json;
 
@@ -167,7 +167,7 @@ fn a_vm_is_planned_and_other_documents_are_recognised() {
     // uuid5 of KubeVirt's UUID for VirtualMachines and "prod/green.example".
     assert_eq!(plan.uuid.to_string(), "e870800d-1f24-5627-8917-313212584cf7");
     assert_eq!(
-        noted(&plan),
+        ignored(&plan),
         [
             "spec.template.spec.nodeSelector: is ignored: it only concerns the pod that runs the VM in a cluster",
             "spec.running: a cluster would restart this VM after its end; Husk does not",
@@ -195,7 +195,11 @@ fn vms_of_one_name_have_a_uuid_for_each_namespace() {
 fn desktop_devices_are_served_or_noted() {
     let vmi = only(DESKTOP);
     let plan = plan(&vmi, &resources(&[("drivers", "/images/drivers.iso")])).unwrap();
-    let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();
+    let fields: Vec<&str> = plan
+        .warnings
+        .iter()
+        .map(|warning| warning.field.as_str())
+        .collect();
     let at = |field: &str| format!("spec.template.spec.domain.{field}");
     for field in [
         "clock.timer.hpet",
@@ -346,7 +350,7 @@ fn kvm_features_that_ask_for_nothing_are_accepted() {
 }
 
 #[test]
-fn a_vm_that_would_be_started_again_is_not_in_silence() {
+fn a_run_strategy_that_restarts_is_reported() {
     for (given, field) in [
         ("runStrategy: Always", Some("spec.runStrategy")),
         ("runStrategy: RerunOnFailure", Some("spec.runStrategy")),
@@ -357,11 +361,11 @@ fn a_vm_that_would_be_started_again_is_not_in_silence() {
             .replace("running: false", given)
             .replace("cdrom: {bus: sata}", "disk: {bus: virtio}");
         assert!(text.contains(given));
-        let all = husk_vmi::notes(&only(&text));
+        let all = husk_vmi::warnings(&only(&text));
         let found: Vec<&str> = all
             .iter()
-            .filter(|note| note.field.starts_with("spec.run"))
-            .map(|note| note.field.as_str())
+            .filter(|warning| warning.field.starts_with("spec.run"))
+            .map(|warning| warning.field.as_str())
             .collect();
         assert_eq!(found, Vec::from_iter(field), "{given}");
     }

@@ -165,7 +165,7 @@ fn api(client: Client) -> Api<DynamicObject> {
 /// The KubeVirt objects of the cluster; `None` if KubeVirt is not installed.
 async fn objects(client: &Client) -> Result<Option<Vec<DynamicObject>>, kube::Error> {
     let objects = api(client.clone());
-    match super::within(objects.list(&ListParams::default())).await {
+    match super::with_timeout(objects.list(&ListParams::default())).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
         list => Ok(Some(list?.items)),
     }

@@ -80,19 +80,19 @@ impl std::fmt::Display for Unschedulable {
                     shown(names)
                 )
             }
-            Unschedulable::Leaving(ShimRemoval::Listing) => f.write_str("the node leaves Husk"),
+            Unschedulable::Leaving(ShimRemoval::Listing) => f.write_str("Husk is being removed from the node"),
             Unschedulable::Leaving(ShimRemoval::Waiting(names)) => {
                 write!(
                     f,
-                    "the node leaves Husk: waiting for the end of {} before the shim is removed: stop these VMIs",
+                    "Husk is being removed from the node: stop the VMIs {} first",
                     shown(names)
                 )
             }
             Unschedulable::Leaving(ShimRemoval::Ready) => {
-                f.write_str("the node leaves Husk, and no VMI is left: removing the shim")
+                f.write_str("Husk is being removed from the node, which has no VMI left: removing the shim")
             }
             Unschedulable::Leaving(ShimRemoval::Failed(reason)) => {
-                write!(f, "the node leaves Husk, but the shim was not removed yet: {reason}")
+                write!(f, "Husk is being removed from the node, but the shim was not removed yet: {reason}")
             }
             Unschedulable::Leaving(ShimRemoval::Removed) => {
                 f.write_str("Husk's shim is removed from the node: the label husk.io/node can be removed")
@@ -225,7 +225,7 @@ impl NodeActor {
 
     /// Updates the Node. Returns whether VMIs are scheduled on it.
     async fn update(&mut self) -> Result<bool, kube::Error> {
-        let node = within(self.nodes.get(&self.name)).await?;
+        let node = with_timeout(self.nodes.get(&self.name)).await?;
         let reason = self.unschedulable(&node).await;
         // The labels come first, so that a launcher pod finds the node as soon as it is schedulable. Without the
         // heartbeat, KubeVirt takes the node for dead.
@@ -257,7 +257,7 @@ impl NodeActor {
             return Ok(());
         }
         // The heartbeat took its time: VMIs and the label may be others now.
-        let node = within(self.nodes.get(&self.name)).await?;
+        let node = with_timeout(self.nodes.get(&self.name)).await?;
         let can_go = matches!(self.removal_state(), ShimRemoval::Ready | ShimRemoval::Failed(_));
         if leaving::is_leaving(&node) && can_go {
             let shim = self.shim.clone();
@@ -343,7 +343,7 @@ impl NodeActor {
         let patch = heartbeat::patch(schedulable, Timestamp::now());
         let params = PatchParams::default();
         let patch = Patch::Strategic(patch);
-        within(self.nodes.patch(&self.name, &params, &patch)).await?;
+        with_timeout(self.nodes.patch(&self.name, &params, &patch)).await?;
         if !schedulable {
             self.unschedulable_since.get_or_insert_with(Instant::now);
         }
@@ -365,7 +365,7 @@ impl NodeActor {
             return Ok(());
         };
         let params = PatchParams::default();
-        within(self.nodes.patch(&self.name, &params, &Patch::Merge(patch)))
+        with_timeout(self.nodes.patch(&self.name, &params, &Patch::Merge(patch)))
             .await
             .map(drop)
     }
@@ -417,7 +417,7 @@ async fn ended_if_any(removal: &mut Option<JoinHandle<Result<(), String>>>) {
 }
 
 /// A call to the API server. One that takes too long is an error.
-async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+async fn with_timeout<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     timeout(CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
         let text = "the API server does not answer";
         Err(kube::Error::Service(text.into()))
@@ -517,8 +517,11 @@ mod tests {
                 && metadata["labels"]["kubevirt.io/schedulable"] == "false"
         });
         assert_eq!(beats.count(), 2, "{got:?}");
-        let told = got.iter().filter(|sent| sent["reason"] == "Unschedulable");
-        let told: Vec<_> = told.map(|event| event["message"].to_string()).collect();
-        assert!(told.len() == 1 && told[0].contains("labels"), "{told:?}");
+        let messages = got.iter().filter(|sent| sent["reason"] == "Unschedulable");
+        let messages: Vec<_> = messages.map(|event| event["message"].to_string()).collect();
+        assert!(
+            messages.len() == 1 && messages[0].contains("labels"),
+            "{messages:?}"
+        );
     }
 }

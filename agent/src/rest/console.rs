@@ -47,7 +47,7 @@ pub async fn console(
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Error> {
     let vm = context.find(target).await?;
-    let place = context.place(&context.consoles, &vm)?;
+    let permit = context.permit(&context.consoles, &vm)?;
     let (input, receiver) = mpsc::channel(QUEUE);
     let mut client = vm.client.clone();
     // The shim answers before the websocket is there, so that its error is an HTTP status.
@@ -63,7 +63,7 @@ pub async fn console(
             () = to_guest(stream, input) => {}
             () = from_guest(output, sink) => {}
         }
-        drop(place);
+        drop(permit);
     }))
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn os(State(context): State<Context>, target: Target) -> Result
         "timezone": zone.unwrap_or_else(|| ", 0".to_owned()),
         "fsInfo": {"disks": systems},
     });
-    for (field, value, told) in [
+    for (field, value, is_reported) in [
         (
             "guestAgentVersion",
             json!(agent.map(|agent| &agent.version)),
@@ -64,7 +64,7 @@ pub(super) async fn os(State(context): State<Context>, target: Target) -> Result
             info.frozen.is_some(),
         ),
     ] {
-        if told {
+        if is_reported {
             answer[field] = value;
         }
     }

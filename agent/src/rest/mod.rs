@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::event::{EventSender, Kind};
-use crate::service::{Place, Places, Service, TlsSettings};
+use crate::service::{OwnerLimits, Permit, Service, TlsSettings};
 use crate::vmi::{RunningVm, VmiFinder};
 pub use vsock::VsockCertificateDir;
 
@@ -43,8 +43,8 @@ struct Context {
     events: EventSender,
     vsock: VsockCertificateDir,
     /// By UID of the VMI.
-    consoles: Places<String>,
-    vsock_streams: Places<String>,
+    consoles: OwnerLimits<String>,
+    vsock_streams: OwnerLimits<String>,
 }
 
 /// An error for virt-api.
@@ -125,15 +125,15 @@ impl Context {
             vmis,
             events,
             vsock,
-            consoles: Places::new(MAX_STREAMS),
-            vsock_streams: Places::new(MAX_STREAMS),
+            consoles: OwnerLimits::new(MAX_STREAMS),
+            vsock_streams: OwnerLimits::new(MAX_STREAMS),
         }
     }
 
     /// Reserves a place for a stream of the VM.
-    fn place(&self, places: &Places<String>, vm: &RunningVm) -> Result<Place<String>, Error> {
-        let place = places.take(vm.vmi.uid().to_owned());
-        place.ok_or_else(|| {
+    fn permit(&self, limits: &OwnerLimits<String>, vm: &RunningVm) -> Result<Permit<String>, Error> {
+        let permit = limits.take(vm.vmi.uid().to_owned());
+        permit.ok_or_else(|| {
             let text = format!("the VMI has {MAX_STREAMS} streams of this kind: end some");
             Error(StatusCode::TOO_MANY_REQUESTS, text)
         })

@@ -430,12 +430,12 @@ async fn streams_of_one_vmi_leave_those_of_others() {
     };
     let events = EventSender::new(agent.api.client(), crate::vmi::testing::NODE.to_owned());
     let context = Context::new(agent.finder, events, VsockCertificateDir("/nonexistent".into()));
-    let vsock = |name: &str| context.place(&context.vsock_streams, &vm(name));
+    let vsock = |name: &str| context.permit(&context.vsock_streams, &vm(name));
     let mut streams: Vec<_> = (0..MAX_STREAMS).map(|_| vsock("first").unwrap()).collect();
     let refused = vsock("first").unwrap_err();
     assert_eq!(refused.0, StatusCode::TOO_MANY_REQUESTS);
     vsock("second").unwrap();
-    context.place(&context.consoles, &vm("first")).unwrap();
+    context.permit(&context.consoles, &vm("first")).unwrap();
     streams.pop();
     vsock("first").unwrap();
 }

@@ -1,7 +1,7 @@
 //! HTTP/1.1 over TLS for the agent's services: bounded connections, handshakes and headers.
 
 mod open;
-mod places;
+mod owner_limits;
 mod tls;
 
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 
 use crate::watching::stopped;
 use open::{OpenConnections, Requests};
-pub use places::{Place, Places};
+pub use owner_limits::{OwnerLimits, Permit};
 pub use tls::{CertificateFiles, TlsSettings};
 
 /// Maximum time of a TLS handshake.
@@ -68,7 +68,7 @@ impl Service {
         mut stop: watch::Receiver<bool>,
     ) {
         let mut open = OpenConnections::new(self.connections);
-        let peers = Places::new(self.connections_per_peer);
+        let peers = OwnerLimits::new(self.connections_per_peer);
         let (service, lifetime) = (self.name, self.lifetime);
         loop {
             let connection = tokio::select! {

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use husk_launcher_user::or_as_launcher;
+use husk_launcher_user::retry_as_launcher;
 use rustix::fs::{
     CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fcntl_getfl, fcntl_setfl, fstat, openat, openat2,
 };
@@ -324,7 +324,7 @@ fn is_component(text: &str) -> bool {
 /// claim's image.
 fn beneath(directory: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    or_as_launcher(|| Ok(openat2(directory, path, flags, Mode::empty(), resolve)?))
+    retry_as_launcher(|| Ok(openat2(directory, path, flags, Mode::empty(), resolve)?))
 }
 
 /// Opens exactly the file of an O_PATH handle. Checks its type before: to open a device may start it, and the owner of
@@ -334,7 +334,7 @@ fn open_handle(handle: &OwnedFd, kind: FileType, flags: OFlags) -> io::Result<Ow
         return Err(io::Error::other(format!("not a {kind:?}")));
     }
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    let fd = or_as_launcher(|| Ok(openat(CWD, &path, flags, Mode::empty())?))?;
+    let fd = retry_as_launcher(|| Ok(openat(CWD, &path, flags, Mode::empty())?))?;
     // io_uring fails requests with EAGAIN on such a file where they would block.
     fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
     Ok(fd)

@@ -19,7 +19,7 @@ use super::attachment::{Attachment, PodsDir, VolumeData};
 use super::awaited::{AwaitedVolume, VolumeOfPod};
 use super::object::Vmi;
 use super::pod::Pod;
-use crate::service::Places;
+use crate::service::OwnerLimits;
 
 /// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
 /// has more.
@@ -49,14 +49,14 @@ pub struct SyncCall {
 /// Attempts to open the data of a VMI's volumes. One may hang, so each volume has at most one at a time.
 #[derive(Debug, Clone)]
 pub struct Opening {
-    volumes: Places<VolumeOfPod>,
+    volumes: OwnerLimits<VolumeOfPod>,
     threads: Arc<Semaphore>,
 }
 
 impl Default for Opening {
     fn default() -> Opening {
         Opening {
-            volumes: Places::new(1),
+            volumes: OwnerLimits::new(1),
             threads: Arc::new(Semaphore::new(MAX_OPENING)),
         }
     }
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_changed_grace_period_waits_for_no_restart() {
-        let told = |fields: &[&str]| {
+        let message = |fields: &[&str]| {
             let restart_required = fields.iter().map(|field| RestartRequired {
                 field: (*field).to_owned(),
                 reason: "restart".to_owned(),
@@ -292,9 +292,9 @@ mod tests {
                 ..SyncVmiResponse::default()
             })
         };
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[GRACE_PERIOD]), None);
-        let both = told(&[GRACE_PERIOD, "spec.hostname"]);
+        assert_eq!(message(&[]), None);
+        assert_eq!(message(&[GRACE_PERIOD]), None);
+        let both = message(&[GRACE_PERIOD, "spec.hostname"]);
         assert_eq!(both.as_deref(), Some("spec.hostname: restart"));
     }
 

@@ -33,7 +33,7 @@ const GUEST: &str = "localhost/husk/guest:6.12";
 const USER_SPACE: &str = "HUSK-USERSPACE";
 /// Lines of the shim in the log of `compute`.
 const WAITS: &str = "waiting for the VMI";
-const CAME: &str = "the VMI came";
+const CAME: &str = "received the VMI";
 const RUNS: &str = "the VM runs";
 /// Time limit of a start, and of an end.
 const LIMIT: Duration = Duration::from_secs(180);

@@ -63,7 +63,7 @@ impl ClaimStore {
             for name in names(&self.path.join(&namespace))? {
                 match self.get(&namespace, &name) {
                     // It was removed meanwhile.
-                    Err(ClaimError::Unknown(_)) => {}
+                    Err(ClaimError::NotFound(_)) => {}
                     claim => claims.push(claim),
                 }
             }
@@ -82,7 +82,7 @@ impl ClaimStore {
             self.image(namespace, name),
         );
         let missing = |error: io::Error, path: &Path| match error.kind() {
-            io::ErrorKind::NotFound => ClaimError::Unknown(claim::name(namespace, name)),
+            io::ErrorKind::NotFound => ClaimError::NotFound(claim::name(namespace, name)),
             _ => ClaimError::io(path)(error),
         };
         let length = fs::metadata(&file).map_err(|error| missing(error, &file))?.len();
@@ -288,7 +288,7 @@ impl ClaimStore {
     pub fn remove(&self, namespace: &str, name: &str) -> Result<(), ClaimError> {
         check(namespace, name)?;
         let directory = self.claim(namespace, name);
-        let unknown = || ClaimError::Unknown(claim::name(namespace, name));
+        let unknown = || ClaimError::NotFound(claim::name(namespace, name));
         if !directory.is_dir() {
             return Err(unknown());
         }

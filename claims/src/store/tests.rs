@@ -86,7 +86,7 @@ fn volumes_are_made_grown_copied_and_removed() {
     store.remove("default", "data").unwrap();
     assert!(matches!(
         store.remove("default", "data"),
-        Err(ClaimError::Unknown(_))
+        Err(ClaimError::NotFound(_))
     ));
     assert_eq!(listed(&store), ["test/copy"]);
     assert!(!store.path.join("default").exists());

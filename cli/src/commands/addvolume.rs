@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use husk_proto::shim::v1::AddVolumeRequest;
 use husk_proto::shim::v1::add_volume_request::Cache;
 
-use crate::failure::{Failure, note};
-use crate::host_notes::raw_qcow2;
+use crate::failure::{Failure, print_warning};
+use crate::host_warnings::raw_qcow2;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
@@ -57,7 +57,7 @@ enum CacheArg {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let path = std::path::absolute(&args.path).map_err(Failure::at(args.path.display()))?;
     if let Some(text) = raw_qcow2(&path) {
-        note(&text);
+        print_warning(&text);
     }
     let path = path
         .into_os_string()

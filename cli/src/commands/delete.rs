@@ -8,7 +8,7 @@ use husk_vmi::objects::ObjectKind;
 use super::apply::files;
 use crate::failure::{Failure, RUNTIME, one_line};
 use crate::machine::systemd::{Systemd, Unit, Units};
-use crate::machine::{Machine, delete, finish_deletions, unit};
+use crate::machine::{LocalStores, delete, finish_deletions, unit};
 use crate::output;
 use crate::vm_ref::{self, DEFAULT_NAMESPACE};
 
@@ -51,30 +51,30 @@ enum Target {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let machine = Machine::locate()?;
+    let stores = LocalStores::locate()?;
     let targets = match args.files.is_empty() {
         true => named(args)?,
         false => of_files(args)?,
     };
     let systemd = Systemd::find().ok();
-    finish_deletions(&machine, systemd)?;
+    finish_deletions(&stores, systemd)?;
     let mut done = Ok(());
     for target in &targets {
         let (name, deleted) = match target {
-            Target::Object(key) => (key.to_string(), delete(&machine, systemd, key)),
+            Target::Object(key) => (key.to_string(), delete(&stores, systemd, key)),
             Target::Claim(namespace, name) => {
                 let space = if namespace == DEFAULT_NAMESPACE {
                     ""
                 } else {
                     &format!("{namespace}/")
                 };
-                let removed = machine.claims.remove(namespace, name).map_err(Failure::from);
+                let removed = stores.claims.remove(namespace, name).map_err(Failure::from);
                 (format!("persistentvolumeclaim/{space}{name}"), removed)
             }
         };
         match deleted {
             Ok(()) => output::print(&format!("{} deleted\n", one_line(&name)))?,
-            Err(_) if args.ignore_not_found && !exists(&machine, target) => {}
+            Err(_) if args.ignore_not_found && !exists(&stores, target) => {}
             Err(failure) => {
                 failure.report();
                 done = Err(Failure::Ended(RUNTIME));
@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     if let Some(systemd) = systemd
-        && was_last(&machine, &targets, || systemd.units())?
+        && was_last(&stores, &targets, || systemd.units())?
     {
         unit::remove(systemd)?;
     }
@@ -91,30 +91,30 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// True if a VM was deleted, and no other needs the unit file, which VMs of several data directories share.
 fn was_last(
-    machine: &Machine,
+    stores: &LocalStores,
     targets: &[Target],
     units: impl FnOnce() -> Result<Units, Failure>,
 ) -> Result<bool, Failure> {
     let deletes_vm = targets
         .iter()
         .any(|target| matches!(target, Target::Object(key) if key.kind.is_vm()));
-    if !deletes_vm || has_vm(machine)? {
+    if !deletes_vm || has_vm(stores)? {
         return Ok(false);
     }
     let needs = |unit: &Unit| unit.runs() || unit.is_stopping() || unit.has_job || unit.enabled;
     Ok(!units()?.vms.values().any(needs))
 }
 
-/// True if a VM of the store is left that needs the unit file. One whose file cannot be read may run.
-fn has_vm(machine: &Machine) -> Result<bool, Failure> {
-    let vms = machine.objects.read_kinds(Kind::is_vm)?;
+/// True if a VM of `husk apply` is left that needs the unit file. One whose file cannot be read may run.
+fn has_vm(stores: &LocalStores) -> Result<bool, Failure> {
+    let vms = stores.objects.read_kinds(Kind::is_vm)?;
     Ok(!vms.objects.is_empty() || !vms.damaged.is_empty())
 }
 
-fn exists(machine: &Machine, target: &Target) -> bool {
+fn exists(stores: &LocalStores, target: &Target) -> bool {
     match target {
-        Target::Object(key) => !matches!(machine.objects.get(key), Err(ObjectError::NotFound(_))),
-        Target::Claim(namespace, name) => machine.claims.has(namespace, name),
+        Target::Object(key) => !matches!(stores.objects.get(key), Err(ObjectError::NotFound(_))),
+        Target::Claim(namespace, name) => stores.claims.has(namespace, name),
     }
 }
 
@@ -162,7 +162,7 @@ pub(super) fn unknown_kind(word: &str) -> String {
 /// The objects of `-f`, VMs first: their data is in use until they have ended.
 fn of_files(args: &Args) -> Result<Vec<Target>, Failure> {
     let given = files::read(&args.files, args.namespace.as_deref())?;
-    let mut objects: Vec<Key> = given.iter().filter_map(files::Given::key).collect();
+    let mut objects: Vec<Key> = given.iter().filter_map(files::InputObject::key).collect();
     objects.sort_by_key(|key| Kind::ALL.iter().rev().position(|kind| *kind == key.kind));
     let claims = given.iter().filter_map(|given| match &given.object.kind {
         ObjectKind::PersistentVolumeClaim(claim) => Some(Target::Claim(
@@ -183,22 +183,22 @@ mod tests {
     #[test]
     fn a_vm_whose_file_is_damaged_keeps_its_unit_file() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let damage = |kind| {
-            let file = machine.objects.file(&Key::new(kind, "default", "broken"));
+            let file = stores.objects.file(&Key::new(kind, "default", "broken"));
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, "kind:").unwrap();
         };
         damage(Kind::Secret);
-        assert!(!has_vm(&machine).unwrap());
+        assert!(!has_vm(&stores).unwrap());
         damage(Kind::VirtualMachineInstance);
-        assert!(has_vm(&machine).unwrap());
+        assert!(has_vm(&stores).unwrap());
     }
 
     #[test]
     fn vms_of_another_data_directory_keep_the_unit_file() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let target = |kind| [Target::Object(Key::new(kind, "default", "demo"))];
         let was_last = |kind, unit: Unit| {
             let units = || {
@@ -208,7 +208,7 @@ mod tests {
                     ..Units::default()
                 })
             };
-            was_last(&machine, &target(kind), units).unwrap()
+            was_last(&stores, &target(kind), units).unwrap()
         };
         let unit = |active: &str, enabled| Unit {
             active: active.to_owned(),

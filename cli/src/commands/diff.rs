@@ -7,7 +7,7 @@ use similar::TextDiff;
 
 use super::apply::{checked_vms, files};
 use crate::failure::{Failure, RUNTIME, visible};
-use crate::machine::Machine;
+use crate::machine::LocalStores;
 use crate::output;
 use crate::vm_ref;
 
@@ -33,15 +33,15 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let given = files::read(&args.files, args.namespace.as_deref())?;
-    let machine = Machine::locate()?;
-    checked_vms(&machine, &given)?;
+    let stores = LocalStores::locate()?;
+    checked_vms(&stores, &given)?;
     let mut differs = false;
     for given in &given {
         // Claims are volumes of the store, not objects in it.
         if given.key().is_none() {
             continue;
         }
-        let applied = machine.objects.compare(&given.object.value)?;
+        let applied = stores.objects.compare(&given.object.value)?;
         let (old, new) = texts(applied.before.as_ref(), applied.object.value())?;
         let diff = TextDiff::from_lines(&old, &new);
         if diff.ratio() < 1.0 {

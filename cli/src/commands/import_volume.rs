@@ -3,7 +3,7 @@
 use sd_notify::{NotifyState, notify};
 
 use crate::failure::{Failure, one_line};
-use crate::machine::{Machine, import, systemd};
+use crate::machine::{LocalStores, import, systemd};
 use crate::vm_ref::VmRef;
 
 /// Fill the volume of a DataVolume; started by systemd as husk-import@NAMESPACE:NAME.service
@@ -15,13 +15,13 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let machine = Machine::locate()?;
+    let stores = LocalStores::locate()?;
     let _ = notify(&[NotifyState::Ready]);
-    let objects = machine.objects.read_kinds(|kind| !kind.is_vm())?;
+    let objects = stores.objects.read_kinds(|kind| !kind.is_vm())?;
     let mut report = |text: &str| {
         let _ = notify(&[NotifyState::Status(&one_line(text))]);
     };
-    import(&machine, &objects, &args.volume, &mut report).map_err(|error| {
+    import(&stores, &objects, &args.volume, &mut report).map_err(|error| {
         let _ = notify(&[NotifyState::Status(&one_line(&error.text))]);
         Failure::Runtime(error.text)
     })

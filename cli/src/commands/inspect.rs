@@ -80,9 +80,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// `None` if there was no agent, or the VM has not started.
 async fn guest_agent(dir: &VmDir) -> Option<Value> {
     let mut client = client::connect_guest(dir).await.ok()?;
-    let told = client.info(GuestInfoRequest {}).await.ok()?.into_inner();
-    let known = told.connected || told.agent.is_some();
-    known.then(|| guest::info::all(&told))
+    let info = client.info(GuestInfoRequest {}).await.ok()?.into_inner();
+    let known = info.connected || info.agent.is_some();
+    known.then(|| guest::info::all(&info))
 }
 
 fn read(path: &Path) -> Result<Value, Failure> {

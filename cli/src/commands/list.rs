@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-/// The VMs of the store that systemd has started and that do not run yet, with what they wait for.
+/// The VMs of `husk apply` that systemd has started and that do not run yet, with what they wait for.
 fn starting(views: &[VmView]) -> Vec<(VmRef, String)> {
     let units = Systemd::find().and_then(Systemd::units).unwrap_or_default();
     let runs = |vm: &VmRef| {

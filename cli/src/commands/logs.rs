@@ -9,7 +9,7 @@ use husk_objects::ObjectError;
 
 use crate::failure::Failure;
 use crate::log_file::LogFile;
-use crate::machine::Machine;
+use crate::machine::LocalStores;
 use crate::machine::systemd::Systemd;
 use crate::vm_ref::VmRef;
 use crate::{live_vm, output};
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     monitor: bool,
 }
 
-/// Prints the journal of a VM of the store, whose monitor logs there.
+/// Prints the journal of a VM of `husk apply`, whose monitor logs there.
 fn journal(args: &Args) -> Result<(), Failure> {
     let mut command = Command::new("journalctl");
     if !rustix::process::geteuid().is_root() {
@@ -67,7 +67,7 @@ fn journal(args: &Args) -> Result<(), Failure> {
 
 /// True if the store has the VM.
 fn is_stored(name: &VmRef) -> bool {
-    Machine::locate().is_ok_and(|machine| !matches!(machine.vm(name), Err(ObjectError::NotFound(_))))
+    LocalStores::locate().is_ok_and(|stores| !matches!(stores.vm(name), Err(ObjectError::NotFound(_))))
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {

@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use super::run::absolute;
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, print_warning};
 use crate::launch::{self, Follow};
 use crate::signals::Signals;
 use crate::step_bars::StepBars;
 use crate::vm_ref::VmRef;
 use crate::{doctor, live_vm, network};
 
-/// Start a VM that goes on from a snapshot
+/// Start a VM from a snapshot
 ///
 /// DIR is what `husk snapshot` made. The VM has the memory, the disks and the addresses of the VM that was saved, and its
 /// guest goes on where it was. A snapshot can be restored any number of times, also at once under different names, unless
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     if args.verify {
         verify(&vm, &directory)?;
     }
-    notes(&snapshot);
+    warnings(&snapshot);
     let config = MonitorConfig {
         runtime_dir: runtime_dir.path().into(),
         plan,
@@ -143,19 +143,19 @@ fn verify(vm: &VmRef, directory: &Path) -> Result<(), Failure> {
     live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
         let mut bars = StepBars::new(vm, "checking");
-        let (teller, mut told) = mpsc::unbounded_channel();
+        let (progress_tx, mut progress_rx) = mpsc::unbounded_channel();
         let (directory, cancel) = (directory.to_owned(), Arc::new(AtomicBool::new(false)));
         let cancelled = cancel.clone();
         let mut checking = spawn_blocking(move || {
             snapshot::verify(&directory, &cancelled, &|file, done, total| {
-                let _ = teller.send((file.to_owned(), done, total));
+                let _ = progress_tx.send((file.to_owned(), done, total));
             })
         });
         let checked = loop {
             tokio::select! {
                 biased;
                 asked = signals.next() => break Err(asked),
-                Some((file, done, total)) = told.recv() => bars.show(&file, done, total),
+                Some((file, done, total)) = progress_rx.recv() => bars.show(&file, done, total),
                 checked = &mut checking => break Ok(checked),
             }
         };
@@ -180,14 +180,14 @@ fn own_name(plan: &VmPlan) -> Result<VmRef, Failure> {
     })
 }
 
-fn notes(snapshot: &Snapshot) {
+fn warnings(snapshot: &Snapshot) {
     for volume in snapshot.written_copies() {
-        note(&format!(
+        print_warning(&format!(
             "volume {volume:?}: the VM writes to a copy of the image, which is lost when it ends"
         ));
     }
     for volume in snapshot.unsaved_volumes() {
-        note(&format!(
+        print_warning(&format!(
             "volume {volume:?}: it is not in the snapshot, which cannot be restored again"
         ));
     }

@@ -6,7 +6,7 @@ use husk_objects::Kind;
 use crate::failure::{Failure, RUNTIME};
 use crate::live_vm;
 use crate::machine::systemd::Systemd;
-use crate::machine::{Machine, delete_command};
+use crate::machine::{LocalStores, delete_command};
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for name in &args.vms {
         if is_supervised(name) {
-            return Err(Failure::Usage(refusal(&Machine::locate()?, name)));
+            return Err(Failure::Usage(refusal(&LocalStores::locate()?, name)));
         }
     }
     let runtime = RuntimeDir::locate()?;
@@ -70,13 +70,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Says how to end a VM that systemd runs.
-fn refusal(machine: &Machine, name: &VmRef) -> String {
-    let kind = match machine.vm(name) {
+fn refusal(stores: &LocalStores, name: &VmRef) -> String {
+    let kind = match stores.vm(name) {
         Ok(vm) if vm.key.kind == Kind::VirtualMachineInstance => "vmi",
         _ => "vm",
     };
     let delete = delete_command(kind, &name.namespace, &[&name.name]);
-    format!("{name} is a VM of the store: `husk stop {name}` stops it, {delete} deletes it")
+    format!("{name} is a VM of `husk apply`: `husk stop {name}` stops it, {delete} deletes it")
 }
 
 /// True if systemd runs the VM.
@@ -93,14 +93,14 @@ mod tests {
     #[test]
     fn the_command_that_deletes_a_vm_of_the_store_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let vmi = test_manifests::vmi("demo");
-        machine.objects.apply(&vmi).unwrap();
+        stores.objects.apply(&vmi).unwrap();
         for (name, command) in [
             ("demo", "`husk delete vmi demo`"),
             ("test/demo", "`husk delete vm demo -n test`"),
         ] {
-            let text = refusal(&machine, &name.parse().unwrap());
+            let text = refusal(&stores, &name.parse().unwrap());
             assert!(text.ends_with(&format!(", {command} deletes it")), "{text}");
         }
     }

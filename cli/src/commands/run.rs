@@ -7,11 +7,11 @@ use husk_monitor::launch::MonitorConfig;
 use husk_monitor::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, print_warning};
 use crate::image_volumes::ImageVolumes;
 use crate::launch::{self, Follow};
 use crate::manifest::{self, Manifest};
-use crate::{doctor, host_notes, network, vm_ref};
+use crate::{doctor, host_warnings, network, vm_ref};
 
 /// Start the VMs of a manifest
 ///
@@ -136,16 +136,16 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         Some(netns) => runtime_dir.remove_abandoned_for(netns)?,
         None => runtime_dir.remove_abandoned()?,
     };
-    for ignored_notes in manifest.ignored_notes() {
-        note(&ignored_notes);
+    for text in manifest.warnings_of_ignored() {
+        print_warning(&text);
     }
     let mut configs = Vec::new();
     for (vmi, mut plan) in manifest.vmis.iter().zip(plans) {
         let prefix = manifest.prefix_of(vmi);
         let unmet = network::drop_unavailable(vmi, &mut plan, netns.as_deref())?;
-        let all = plan.notes.iter().map(ToString::to_string);
-        for text in all.chain(host_notes::notes(vmi, &plan)).chain(unmet) {
-            note(&format!("{prefix}{text}"));
+        let all = plan.warnings.iter().map(ToString::to_string);
+        for text in all.chain(host_warnings::warnings(vmi, &plan)).chain(unmet) {
+            print_warning(&format!("{prefix}{text}"));
         }
         configs.push(MonitorConfig {
             runtime_dir: runtime_dir.path().into(),

@@ -1,10 +1,10 @@
-//! `husk service`: the process of one VM of the store, which systemd runs.
+//! `husk service`: the process of one VM of `husk apply`, which systemd runs.
 
 use crate::failure::Failure;
 use crate::machine::{service, systemd};
 use crate::vm_ref::VmRef;
 
-/// Run one VM of the store; started by systemd as husk@NAMESPACE:NAME.service
+/// Run one VM of `husk apply`; started by systemd as husk@NAMESPACE:NAME.service
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// NAMESPACE:NAME of the VM

@@ -6,7 +6,7 @@ use husk_proto::shim::v1::snapshot_progress::Progress;
 use husk_proto::shim::v1::{SnapshotDone, SnapshotRequest};
 
 use super::run::absolute;
-use crate::failure::{Failure, note, one_line};
+use crate::failure::{Failure, one_line, print_warning};
 use crate::live_vm;
 use crate::signals::Signals;
 use crate::step_bars::StepBars;
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         eprintln!("{vm}: saved in {}{paused}", one_line(&directory.to_string()));
         for volume in &done.outside {
-            note(&format!(
+            print_warning(&format!(
                 "volume {volume:?} is not in the snapshot, which can be restored once, and not after {vm} has gone on"
             ));
         }

@@ -6,10 +6,10 @@ use husk_vmi::objects::RunStrategy;
 use super::apply::wait::Waits;
 use crate::failure::{Failure, RUNTIME};
 use crate::machine::systemd::Systemd;
-use crate::machine::{Machine, unit, vm};
+use crate::machine::{LocalStores, unit, vm};
 use crate::vm_ref::VmRef;
 
-/// Start VMs of the store
+/// Start VMs of `husk apply`
 ///
 /// A VM whose run strategy is Halted gets the strategy Always, as with `virtctl start`.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) struct StartArgs {
     no_wait: bool,
 }
 
-/// Shut down VMs of the store and start them again
+/// Shut down VMs of `husk apply` and start them again
 ///
 /// Changes of a VM that cannot be made while it runs take effect.
 #[derive(Debug, clap::Args)]
@@ -49,7 +49,7 @@ pub(crate) struct RestartArgs {
 
 pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
     each(
-        &Machine::locate()?,
+        &LocalStores::locate()?,
         Systemd::find()?,
         &args.vms,
         args.no_wait,
@@ -59,7 +59,7 @@ pub(super) fn start(args: &StartArgs) -> Result<(), Failure> {
 
 pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
     each(
-        &Machine::locate()?,
+        &LocalStores::locate()?,
         Systemd::find()?,
         &args.vms,
         args.no_wait,
@@ -68,7 +68,7 @@ pub(super) fn restart(args: &RestartArgs) -> Result<(), Failure> {
 }
 
 fn begin_start(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Systemd,
     name: &VmRef,
     stored: &StoredObject,
@@ -81,7 +81,7 @@ fn begin_start(
     }
     let strategy = vm::run_strategy(stored);
     if strategy == RunStrategy::Halted {
-        machine
+        stores
             .objects
             .edit(&stored.key, |object| vm::set_runs(object, true))?;
     }
@@ -114,19 +114,19 @@ fn begin_restart(systemd: Systemd, name: &VmRef, stored: &StoredObject) -> Resul
 
 /// Does something with each VM, and waits until all run. `begin` returns the id of a process that ends before.
 fn each(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Systemd,
     vms: &[VmRef],
     no_wait: bool,
-    begin: impl Fn(&Machine, Systemd, &VmRef, &StoredObject) -> Result<String, Failure>,
+    begin: impl Fn(&LocalStores, Systemd, &VmRef, &StoredObject) -> Result<String, Failure>,
 ) -> Result<(), Failure> {
     let mut waits = Waits::default();
     let mut failed = false;
     for name in vms {
-        let begun = stored(machine, name).and_then(|stored| {
+        let begun = stored(stores, name).and_then(|stored| {
             // It sets the data directory of all VMs, so not with a directory that lacks this one.
             unit::install(systemd)?;
-            begin(machine, systemd, name, &stored)
+            begin(stores, systemd, name, &stored)
         });
         match begun {
             Ok(pid) => waits.restart(name.clone(), pid),
@@ -137,7 +137,7 @@ fn each(
         }
     }
     if !no_wait {
-        waits.until_done(machine, systemd)?;
+        waits.wait(stores, systemd)?;
     }
     match failed {
         true => Err(Failure::Ended(RUNTIME)),
@@ -146,8 +146,8 @@ fn each(
 }
 
 /// The VM of this name in the store, which may run.
-fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, Failure> {
-    match machine.vm(name) {
+fn stored(stores: &LocalStores, name: &VmRef) -> Result<StoredObject, Failure> {
+    match stores.vm(name) {
         // A unit that is enabled without an object would fail at each boot.
         Ok(stored) if stored.is_deleting() => Err(ObjectError::Deleting(stored.key).into()),
         Err(ObjectError::NotFound(_)) => Err(Failure::Runtime(format!(
@@ -164,12 +164,12 @@ mod tests {
     use crate::machine::test_manifests;
 
     /// A store with the VM `demo`.
-    fn machine(strategy: &str) -> (tempfile::TempDir, Machine) {
+    fn stores(strategy: &str) -> (tempfile::TempDir, LocalStores) {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let vm = test_manifests::vm("demo", strategy);
-        machine.objects.apply(&vm).unwrap();
-        (folder, machine)
+        stores.objects.apply(&vm).unwrap();
+        (folder, stores)
     }
 
     /// A systemd with the VM's unit.
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn a_restart_does_not_end_a_vm_that_would_not_start_again() {
         let demo = "demo".parse().unwrap();
-        let (_folder, machine) = machine("Halted");
-        let stored = stored(&machine, &demo).unwrap();
+        let (_folder, stores) = stores("Halted");
+        let stored = stored(&stores, &demo).unwrap();
         let refused = begin_restart(systemd("active"), &demo, &stored).unwrap_err();
         assert!(
             matches!(&refused, Failure::Runtime(text) if text.contains("Halted")),
@@ -197,19 +197,19 @@ mod tests {
     #[test]
     fn a_vm_that_is_being_deleted_does_not_start() {
         let demo = "demo".parse().unwrap();
-        let (_folder, machine) = machine("Always");
-        let key = machine.vm(&demo).unwrap().key;
-        machine.objects.begin_deletion(&key).unwrap();
-        let refused = stored(&machine, &demo).unwrap_err();
+        let (_folder, stores) = stores("Always");
+        let key = stores.vm(&demo).unwrap().key;
+        stores.objects.begin_deletion(&key).unwrap();
+        let refused = stored(&stores, &demo).unwrap_err();
         assert!(
             matches!(&refused, Failure::Runtime(text) if text.contains("is being deleted")),
             "{refused:?}"
         );
         let vms = [demo];
-        let start = each(&machine, systemd("deactivating"), &vms, true, begin_start);
+        let start = each(&stores, systemd("deactivating"), &vms, true, begin_start);
         let starts = FakeSystemd::changes();
         let restart = each(
-            &machine,
+            &stores,
             systemd("active"),
             &vms,
             true,
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_unit_file_is_written_for_a_vm_of_the_store_only() {
-        let (folder, machine) = machine("Manual");
+        let (folder, stores) = stores("Manual");
         let units = folder.path().join("units");
         let start = |name: &str| {
             let systemd = FakeSystemd {
@@ -229,7 +229,7 @@ mod tests {
                 ..FakeSystemd::default()
             };
             let vms = [name.parse().unwrap()];
-            each(&machine, systemd.install(), &vms, true, begin_start).is_ok()
+            each(&stores, systemd.install(), &vms, true, begin_start).is_ok()
         };
         assert!(!start("typo") && !units.exists());
         assert!(start("demo") && units.join("husk@.service").exists());

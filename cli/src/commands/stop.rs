@@ -5,17 +5,17 @@ use husk_objects::{ObjectError, StoredObject};
 use husk_vmi::objects::RunStrategy;
 
 use super::apply::wait::Waits;
-use crate::failure::{Failure, chain, note};
+use crate::failure::{Failure, chain, print_warning};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
-use crate::machine::{FirstStart, Machine, vm};
+use crate::machine::{FirstStart, LocalStores, vm};
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
 /// Shut down VMs and wait until they have ended
 ///
 /// Presses the ACPI power button and kills the VM if it is still running after the grace period, which is
-/// terminationGracePeriodSeconds of the manifest. A VM of the store with the run strategy Always gets the strategy
+/// terminationGracePeriodSeconds of the manifest. A VM of `husk apply` with the run strategy Always gets the strategy
 /// Halted, as with `virtctl stop`. Ctrl-C ends the wait, not the shutdown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         StopMode::Graceful(args.grace_period)
     };
     stop(
-        &Machine::locate()?,
+        &LocalStores::locate()?,
         Systemd::find().ok(),
         &RuntimeDir::locate()?,
         &args.vms,
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn stop(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Option<Systemd>,
     runtime: &RuntimeDir,
     vms: &[VmRef],
@@ -65,7 +65,7 @@ fn stop(
     let mut waits = Waits::default();
     let mut running = Vec::new();
     for name in vms {
-        match begin(machine, systemd, runtime, name) {
+        match begin(stores, systemd, runtime, name) {
             Ok(Some(Stopping { unit, unsaved })) => {
                 running.extend(asked(runtime, name, &unit, mode).map(Ok));
                 running.extend(unsaved.map(Err));
@@ -79,7 +79,7 @@ fn stop(
     let stopped = live_vm::block_on(stop_all(running, mode));
     match systemd {
         Some(systemd) if !waits.stops.is_empty() => {
-            let waited = waits.until_done_in(machine, systemd, runtime);
+            let waited = waits.until_done_in(stores, systemd, runtime);
             stopped.and(waited)
         }
         _ => stopped,
@@ -94,16 +94,16 @@ fn asked(runtime: &RuntimeDir, name: &VmRef, unit: &Unit, mode: StopMode) -> Opt
     (!by_systemd || !matches!(mode, StopMode::Graceful(None))).then_some(found)
 }
 
-/// A VM of the store whose unit stops.
+/// A VM of `husk apply` whose unit stops.
 struct Stopping {
     unit: Unit,
     /// The error, if the store still says that the VM is to run.
     unsaved: Option<Failure>,
 }
 
-/// Stops and disables the unit of a VM of the store. `None` if systemd does not run a VM of this name.
+/// Stops and disables the unit of a VM of `husk apply`. `None` if systemd does not run a VM of this name.
 fn begin(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Option<Systemd>,
     runtime: &RuntimeDir,
     name: &VmRef,
@@ -115,7 +115,7 @@ fn begin(
     if !unit.runs() && !unit.is_stopping() && runtime.find(&name.namespace, &name.name).is_ok() {
         return Ok(None);
     }
-    let stored = match machine.vm(name) {
+    let stored = match stores.vm(name) {
         Ok(stored) => Some(stored),
         Err(ObjectError::NotFound(_)) if !unit.runs() && !unit.is_stopping() && !unit.enabled => {
             return Ok(None);
@@ -123,21 +123,21 @@ fn begin(
         // The store was removed, or is not mounted.
         Err(ObjectError::NotFound(_)) => None,
         Err(damaged @ ObjectError::Damaged { .. }) => {
-            note(&format!("{damaged}: the run strategy of {name} stays"));
+            print_warning(&format!("{damaged}: the run strategy of {name} stays"));
             None
         }
         Err(error) => return Err(error.into()),
     };
     // A VM stops also if the disk is full.
-    let unsaved = save(machine, name, stored.as_ref()).err();
+    let unsaved = save(stores, name, stored.as_ref()).err();
     systemd.stop_for_good(name, &unit)?;
     Ok(Some(Stopping { unit, unsaved }))
 }
 
 /// Stores that a VM is not to run.
-fn save(machine: &Machine, name: &VmRef, stored: Option<&StoredObject>) -> Result<(), Failure> {
+fn save(stores: &LocalStores, name: &VmRef, stored: Option<&StoredObject>) -> Result<(), Failure> {
     if let Some(stored) = stored.filter(|stored| vm::run_strategy(stored) == RunStrategy::Always) {
-        let edited = machine
+        let edited = stores
             .objects
             .edit(&stored.key, |object| vm::set_runs(object, false));
         edited.map_err(|error| {
@@ -148,7 +148,7 @@ fn save(machine: &Machine, name: &VmRef, stored: Option<&StoredObject>) -> Resul
         })?;
     }
     for key in vm::keys(name) {
-        FirstStart::of(machine, &key).clear()?;
+        FirstStart::of(stores, &key).clear()?;
     }
     Ok(())
 }
@@ -164,12 +164,12 @@ mod tests {
     #[test]
     fn a_vm_whose_file_is_damaged_stops_as_the_others() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let [a, b] = ["a", "b"].map(|name| {
             let vm = test_manifests::vm(name, "Always");
-            machine.objects.apply(&vm).unwrap().object.key
+            stores.objects.apply(&vm).unwrap().object.key
         });
-        fs::write(machine.objects.file(&b), "kind:").unwrap();
+        fs::write(stores.objects.file(&b), "kind:").unwrap();
         let units = [&a, &b].map(|key| (Systemd::vm_unit(&vm::name(key)), "active"));
         let systemd = FakeSystemd {
             units: units.into(),
@@ -179,29 +179,22 @@ mod tests {
         .install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let names = [&a, &b].map(vm::name);
-        stop(
-            &machine,
-            Some(systemd),
-            &runtime,
-            &names,
-            StopMode::Graceful(None),
-        )
-        .unwrap();
+        stop(&stores, Some(systemd), &runtime, &names, StopMode::Graceful(None)).unwrap();
         let expected = ["a", "b"]
             .map(|name| ["disable", "stop"].map(|verb| format!("{verb} husk@default:{name}.service")));
         assert_eq!(FakeSystemd::changes(), expected.concat());
-        let stored = machine.objects.get(&a).unwrap();
+        let stored = stores.objects.get(&a).unwrap();
         assert_eq!(vm::run_strategy(&stored), RunStrategy::Halted);
     }
 
     #[test]
     fn a_vm_stops_on_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let vm = test_manifests::vm("demo", "Always");
-        let key = machine.objects.apply(&vm).unwrap().object.key;
+        let key = stores.objects.apply(&vm).unwrap().object.key;
         // No new file can be written.
-        fs::create_dir(machine.objects.file(&key).with_file_name(".demo.new")).unwrap();
+        fs::create_dir(stores.objects.file(&key).with_file_name(".demo.new")).unwrap();
         let systemd = FakeSystemd {
             units: [("husk@default:demo.service".to_owned(), "active")].into(),
             ends: true,
@@ -210,7 +203,7 @@ mod tests {
         .install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let mode = StopMode::Graceful(None);
-        let stopped = stop(&machine, Some(systemd), &runtime, &[vm::name(&key)], mode);
+        let stopped = stop(&stores, Some(systemd), &runtime, &[vm::name(&key)], mode);
         let changes = ["disable", "stop"].map(|verb| format!("{verb} husk@default:demo.service"));
         assert_eq!(FakeSystemd::changes(), changes);
         let Err(Failure::Runtime(text)) = stopped else {
@@ -225,7 +218,7 @@ mod tests {
     #[test]
     fn a_vm_that_waits_for_a_store_that_is_gone_stops() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let systemd = FakeSystemd {
             units: [("husk@default:demo.service".to_owned(), "active")].into(),
             ends: true,
@@ -235,7 +228,7 @@ mod tests {
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let stop = |name: &str| {
             let mode = StopMode::Graceful(None);
-            stop(&machine, Some(systemd), &runtime, &[name.parse().unwrap()], mode)
+            stop(&stores, Some(systemd), &runtime, &[name.parse().unwrap()], mode)
         };
         stop("demo").unwrap();
         let changes = ["disable", "stop"].map(|verb| format!("{verb} husk@default:demo.service"));
@@ -246,9 +239,9 @@ mod tests {
     #[test]
     fn a_vm_of_a_machine_without_the_unit_file_is_stopped() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let vmi = test_manifests::vmi("demo");
-        let name = vm::name(&machine.objects.apply(&vmi).unwrap().object.key);
+        let name = vm::name(&stores.objects.apply(&vmi).unwrap().object.key);
         let systemd = FakeSystemd {
             lacks_unit_file: true,
             ..FakeSystemd::default()
@@ -256,11 +249,11 @@ mod tests {
         .install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let mode = StopMode::Graceful(None);
-        stop(&machine, Some(systemd), &runtime, &[name], mode).unwrap();
+        stop(&stores, Some(systemd), &runtime, &[name], mode).unwrap();
     }
 
     #[test]
-    fn a_vm_of_husk_run_with_the_name_of_one_of_the_store_is_asked_too() {
+    fn stop_also_reaches_a_vm_of_husk_run_with_the_same_name() {
         let folder = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::at(folder.path());
         let _runs = runtime.claim("default", "demo").unwrap();

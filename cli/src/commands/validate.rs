@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use crate::failure::{Failure, USAGE, note, visible};
+use crate::failure::{Failure, USAGE, print_warning, visible};
 use crate::{manifest, output};
 
 /// Check manifests without starting anything
 ///
-/// Prints to stderr one line `FIELD: REASON` for each invalid field, in the form KubeVirt uses, and one line `note: FIELD:
-/// …` for each field that Husk ignores or implements differently. Prints to stdout one line for each valid VM. With
-/// several files or documents the lines begin with `FILE: NAME:`. Only the manifests are opened, no volumes.
+/// Prints to stderr one line `FIELD: REASON` for each invalid field, in the form KubeVirt uses, and one line `warning:
+/// FIELD: …` for each field that Husk ignores or implements differently. Prints to stdout one line for each valid VM.
+/// With several files or documents the lines begin with `FILE: NAME:`. Only the manifests are opened, no volumes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if every manifest is valid, 2 if not.
@@ -39,12 +39,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn validate(source: &str, several: bool) -> Result<(), Failure> {
     let manifest = manifest::read(source, several)?;
     let names = manifest.names()?;
-    for ignored_notes in manifest.ignored_notes() {
-        note(&ignored_notes);
+    for text in manifest.warnings_of_ignored() {
+        print_warning(&text);
     }
     for vmi in &manifest.vmis {
-        for text in husk_vmi::notes(vmi) {
-            note(&format!("{}{text}", manifest.prefix_of(vmi)));
+        for text in husk_vmi::warnings(vmi) {
+            print_warning(&format!("{}{text}", manifest.prefix_of(vmi)));
         }
     }
     let prefix = if several {

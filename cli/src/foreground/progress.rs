@@ -57,9 +57,9 @@ mod tests {
     #[test]
     fn each_step_is_shown_once() {
         let mut progress = Progress::new();
-        let said = ["", "unpacking a: 0 %", "unpacking a: 7 %", "unpacking b: 0 %", ""];
+        let messages = ["", "unpacking a: 0 %", "unpacking a: 7 %", "unpacking b: 0 %", ""];
         assert_eq!(
-            said.map(|message| progress.is_new(message)),
+            messages.map(|message| progress.is_new(message)),
             [false, true, false, true, false]
         );
         assert_eq!(progress.shown, "unpacking b");

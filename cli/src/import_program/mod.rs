@@ -21,7 +21,7 @@ const MAX_EVENT: u64 = 64 << 10;
 /// Pulls an image unless the store has it; shows bars.
 ///
 /// # Errors
-/// One line with the image's name, the reason and the way out.
+/// One line with the image's name, the reason and the remedy.
 pub(crate) fn pull(request: PullRequest) -> Result<StoredImage, Failure> {
     let mut progress = Progress::new(&request.name);
     let done = pull_silently(request, &mut |event| progress.show(event));
@@ -49,7 +49,7 @@ pub(crate) fn pull_silently(
 /// Fills a volume.
 ///
 /// # Errors
-/// One line with the reason and the way out.
+/// One line with the reason and the remedy.
 pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Result<(), Failure> {
     match ask(&Request::Volume(request), show)? {
         Ok(Event::Filled { .. }) => Ok(()),

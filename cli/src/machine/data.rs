@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::object_files::{ObjectFiles, downward_field};
 use super::vm::ExpandedVm;
-use super::{Machine, data_volume};
+use super::{LocalStores, data_volume};
 use crate::failure::{Failure, chain};
 use crate::image_volumes::ImageVolumes;
 use crate::import_program;
@@ -60,7 +60,7 @@ impl DataError {
 
 /// Provides the data of the volumes of `vm`, or only of those that `wanted` chooses.
 pub(super) struct Provider<'a> {
-    pub machine: &'a Machine,
+    pub stores: &'a LocalStores,
     pub objects: &'a Objects,
     pub vm: &'a ExpandedVm,
 }
@@ -71,13 +71,13 @@ impl Data {
     /// # Errors
     /// See [`DataError`].
     pub(crate) fn provide(
-        machine: &Machine,
+        stores: &LocalStores,
         objects: &Objects,
         vm: &ExpandedVm,
         files: &ObjectFiles,
         report: &mut Report<'_>,
     ) -> Result<Data, DataError> {
-        let provider = Provider { machine, objects, vm };
+        let provider = Provider { stores, objects, vm };
         let mut data = Data::default();
         for (index, volume) in vm.vmi.spec.volumes.iter().enumerate() {
             if let Some(claim) = claim_of(volume) {
@@ -138,11 +138,11 @@ impl Provider<'_> {
             namespace: namespace.clone(),
             name: claim.to_owned(),
         };
-        data_volume::refuse_deleted(self.machine, &name)?;
-        if !self.machine.claims.has(namespace, claim) {
+        data_volume::refuse_deleted(self.stores, &name)?;
+        if !self.stores.claims.has(namespace, claim) {
             let key = Key::new(Kind::DataVolume, namespace, claim);
             match self.objects.get(&key) {
-                Some(_) => data_volume::import(self.machine, self.objects, &name, report)?,
+                Some(_) => data_volume::import(self.stores, self.objects, &name, report)?,
                 None => {
                     let text = format!(
                         "PVC {claim} not found: apply it, or `husk volume create {name} --size SIZE`"
@@ -151,7 +151,7 @@ impl Provider<'_> {
                 }
             }
         }
-        Ok(self.machine.claims.image(namespace, claim))
+        Ok(self.stores.claims.image(namespace, claim))
     }
 
     /// The directory of a volume made of files, if it is one.

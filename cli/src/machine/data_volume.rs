@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::data::{DataError, Report, config_map, percent, secret};
 use super::systemd::Units;
 use super::vm::{self, ExpandedVm};
-use super::{Machine, delete_command};
+use super::{LocalStores, delete_command};
 use crate::failure::{Failure, chain};
 use crate::import_program;
 use crate::vm_ref::VmRef;
@@ -40,16 +40,16 @@ pub(crate) struct DataVolumePhase {
 /// # Errors
 /// The DataVolume is not in the store, or its source cannot be read.
 pub(crate) fn import(
-    machine: &Machine,
+    stores: &LocalStores,
     objects: &Objects,
     volume: &VmRef,
     report: &mut Report<'_>,
 ) -> Result<(), DataError> {
-    import_at(machine, objects, volume, report, 0)
+    import_at(stores, objects, volume, report, 0)
 }
 
 fn import_at(
-    machine: &Machine,
+    stores: &LocalStores,
     objects: &Objects,
     volume: &VmRef,
     report: &mut Report<'_>,
@@ -57,7 +57,7 @@ fn import_at(
 ) -> Result<(), DataError> {
     let (namespace, name) = (volume.namespace.as_str(), volume.name.as_str());
     let failed = |text: String| DataError::new(STATUS, format!("DataVolume {volume}: {text}"));
-    if machine.claims.has(namespace, name) {
+    if stores.claims.has(namespace, name) {
         return Ok(());
     }
     let stored = objects.get(&Key::new(Kind::DataVolume, namespace, name));
@@ -68,7 +68,7 @@ fn import_at(
         return Err(failed("its source is a copy of itself".into()));
     }
     let done = match &data.source {
-        DataVolumeSource::Blank => machine.claims.create(&claim(stored, data, 0)),
+        DataVolumeSource::Blank => stores.claims.create(&claim(stored, data, 0)),
         DataVolumeSource::Pvc { namespace, name } => {
             let source = VmRef {
                 namespace: namespace.clone(),
@@ -77,16 +77,16 @@ fn import_at(
             let has_object = objects
                 .get(&Key::new(Kind::DataVolume, namespace, name))
                 .is_some();
-            if !machine.claims.has(namespace, name) && has_object {
-                import_at(machine, objects, &source, report, depth + 1)?;
+            if !stores.claims.has(namespace, name) && has_object {
+                import_at(stores, objects, &source, report, depth + 1)?;
             }
-            let size = machine
+            let size = stores
                 .claims
                 .get(namespace, name)
                 .map_err(|error| failed(error.to_string()))?
                 .size;
             let report = RefCell::new(report);
-            machine
+            stores
                 .claims
                 .copy((namespace, name), &claim(stored, data, size), &|done, size| {
                     let text = percent(done, Some(size));
@@ -95,12 +95,12 @@ fn import_at(
         }
         DataVolumeSource::Http(source) => {
             let source = http(objects, namespace, source).map_err(|error| failed(error.text))?;
-            return fill(machine, volume, stored, data, VolumeSource::Http(source), report);
+            return fill(stores, volume, stored, data, VolumeSource::Http(source), report);
         }
         DataVolumeSource::Registry(source) => {
             let source = registry(objects, namespace, source).map_err(|error| failed(error.text))?;
             return fill(
-                machine,
+                stores,
                 volume,
                 stored,
                 data,
@@ -111,20 +111,20 @@ fn import_at(
     };
     match done {
         // Another process was faster.
-        Ok(()) | Err(ClaimError::Exists(_)) => keep(machine, volume, stored),
+        Ok(()) | Err(ClaimError::Exists(_)) => keep(stores, volume, stored),
         Err(error) => Err(failed(error.to_string())),
     }
 }
 
 /// Keeps the claim that was made for a DataVolume. It is removed if the DataVolume was deleted meanwhile: a deletion that
 /// began before has not seen it, and a later one would remove the data that a VM has written.
-fn keep(machine: &Machine, volume: &VmRef, stored: &StoredObject) -> Result<(), DataError> {
-    if !machine.is_gone(stored) {
+fn keep(stores: &LocalStores, volume: &VmRef, stored: &StoredObject) -> Result<(), DataError> {
+    if !stores.is_gone(stored) {
         return Ok(());
     }
-    if owns_claim(machine, stored).is_ok_and(|owns| owns) {
+    if owns_claim(stores, stored).is_ok_and(|owns| owns) {
         // It fails if a VM uses it.
-        let _ = machine.claims.remove(&volume.namespace, &volume.name);
+        let _ = stores.claims.remove(&volume.namespace, &volume.name);
     }
     Err(deleted(volume))
 }
@@ -135,9 +135,9 @@ fn deleted(volume: &VmRef) -> DataError {
 
 /// Refuses a claim whose DataVolume is being deleted, for a VM that is to use it: a later command completes the
 /// deletion, and would remove what the VM has written.
-pub(crate) fn refuse_deleted(machine: &Machine, claim: &VmRef) -> Result<(), DataError> {
+pub(crate) fn refuse_deleted(stores: &LocalStores, claim: &VmRef) -> Result<(), DataError> {
     let key = Key::new(Kind::DataVolume, &claim.namespace, &claim.name);
-    if !machine.objects.get(&key).is_ok_and(|stored| stored.is_deleting()) {
+    if !stores.objects.get(&key).is_ok_and(|stored| stored.is_deleting()) {
         return Ok(());
     }
     let command = delete_command("dv", &claim.namespace, &[&claim.name]);
@@ -150,7 +150,7 @@ pub(crate) fn refuse_deleted(machine: &Machine, claim: &VmRef) -> Result<(), Dat
 
 /// Fills a volume by `husk-import`.
 fn fill(
-    machine: &Machine,
+    stores: &LocalStores,
     volume: &VmRef,
     stored: &StoredObject,
     data: &DataVolume,
@@ -159,12 +159,12 @@ fn fill(
 ) -> Result<(), DataError> {
     let failed = |text: String| DataError::new(STATUS, format!("DataVolume {volume}: {text}"));
     report(&format!("importing {volume}: waiting for another process"));
-    let import = match machine.claims.begin_import(&volume.namespace, &volume.name) {
+    let import = match stores.claims.begin_import(&volume.namespace, &volume.name) {
         Err(ClaimError::Exists(_)) => return Ok(()),
         other => other.map_err(|error| failed(error.to_string()))?,
     };
     // Another process may have held it for long.
-    let import = if_current(machine, volume, stored, import)?;
+    let import = if_current(stores, volume, stored, import)?;
     let request = VolumeRequest {
         directory: import.directory().to_owned(),
         source,
@@ -176,21 +176,21 @@ fn fill(
         }
     })
     .map_err(|failure| failed(DataError::of(STATUS, failure).text))?;
-    if_current(machine, volume, stored, import)?
+    if_current(stores, volume, stored, import)?
         .finish(&claim(stored, data, 0))
         .map_err(|error| failed(error.to_string()))?;
-    keep(machine, volume, stored)
+    keep(stores, volume, stored)
 }
 
 /// Returns `import`, or abandons it if the DataVolume was deleted or changed since it was read.
 fn if_current(
-    machine: &Machine,
+    stores: &LocalStores,
     volume: &VmRef,
     stored: &StoredObject,
     import: Import,
 ) -> Result<Import, DataError> {
-    let now = machine.objects.get(&stored.key);
-    let error = if machine.is_gone(stored) {
+    let now = stores.objects.get(&stored.key);
+    let error = if stores.is_gone(stored) {
         deleted(volume)
     } else if now.is_ok_and(|now| now.value()["spec"] != stored.value()["spec"]) {
         let text = format!("DataVolume {volume}: it was changed while it was being imported: apply it again");
@@ -220,7 +220,7 @@ fn progress(event: &Event) -> Option<String> {
 /// # Errors
 /// The store cannot be written, or the file of a DataVolume without a claim is damaged.
 pub(crate) fn store_templates(
-    machine: &Machine,
+    stores: &LocalStores,
     owner: &StoredObject,
     vm: &ExpandedVm,
 ) -> Result<Vec<Applied>, Failure> {
@@ -231,7 +231,7 @@ pub(crate) fn store_templates(
     let mut all = Vec::new();
     for (data, template) in vm.data_volumes.iter().zip(templates.into_iter().flatten()) {
         let key = Key::new(Kind::DataVolume, &owner.key.namespace, &data.metadata.name);
-        match machine.objects.get(&key) {
+        match stores.objects.get(&key) {
             Ok(object) => {
                 all.push(Applied {
                     outcome: Outcome::Unchanged,
@@ -242,7 +242,7 @@ pub(crate) fn store_templates(
             }
             Err(ObjectError::NotFound(_)) => {}
             // A person has broken the file, and can correct it. The claim that the VM needs is there.
-            Err(_) if machine.claims.has(&key.namespace, &key.name) => continue,
+            Err(_) if stores.claims.has(&key.namespace, &key.name) => continue,
             Err(error) => {
                 return Err(Failure::Runtime(format!(
                     "{}: correct the file, or `husk delete dv {}`",
@@ -252,7 +252,7 @@ pub(crate) fn store_templates(
             }
         }
         // Nothing would delete the DataVolumes of a VM that is gone.
-        if machine.is_gone(owner) {
+        if stores.is_gone(owner) {
             break;
         }
         let mut metadata = template["metadata"].clone();
@@ -264,7 +264,7 @@ pub(crate) fn store_templates(
             "uid": owner.uid(),
             "controller": true,
         }]);
-        all.push(machine.objects.apply(&json!({
+        all.push(stores.objects.apply(&json!({
             "apiVersion": "cdi.kubevirt.io/v1beta1",
             "kind": "DataVolume",
             "metadata": metadata,
@@ -296,15 +296,15 @@ pub(crate) fn data_volume(stored: &StoredObject) -> Option<&DataVolume> {
 ///
 /// # Errors
 /// The claim cannot be read: it may be the DataVolume's.
-pub(super) fn owns_claim(machine: &Machine, stored: &StoredObject) -> Result<bool, Failure> {
+pub(super) fn owns_claim(stores: &LocalStores, stored: &StoredObject) -> Result<bool, Failure> {
     let Key { namespace, name, .. } = &stored.key;
-    let text = match machine.claims.get(namespace, name) {
+    let text = match stores.claims.get(namespace, name) {
         Ok(claim) => {
             let made_for = claim.object.metadata.annotations.get(MADE_FOR);
             return Ok(made_for.map(String::as_str) == Some(stored.uid()));
         }
-        Err(ClaimError::Unknown(_)) if !machine.claims.has(namespace, name) => return Ok(false),
-        Err(ClaimError::Unknown(_)) => "it lacks a file".to_owned(),
+        Err(ClaimError::NotFound(_)) if !stores.claims.has(namespace, name) => return Ok(false),
+        Err(ClaimError::NotFound(_)) => "it lacks a file".to_owned(),
         Err(error) => chain(&error),
     };
     let command = delete_command("pvc", namespace, &[name]);
@@ -388,7 +388,7 @@ fn login(objects: &Objects, namespace: &str, name: Option<&str>) -> Result<Optio
 }
 
 /// The phase of a DataVolume, from its claim and from what fills it.
-pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> DataVolumePhase {
+pub(crate) fn phase(stores: &LocalStores, units: &Units, stored: &StoredObject) -> DataVolumePhase {
     let name = vm::name(&stored.key);
     let phase = |phase, progress: &str, message: String| DataVolumePhase {
         phase,
@@ -398,7 +398,7 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
     if stored.is_deleting() {
         return phase("Terminating", "N/A", "it is being deleted".to_owned());
     }
-    if machine.claims.has(&name.namespace, &name.name) {
+    if stores.claims.has(&name.namespace, &name.name) {
         return phase("Succeeded", "100.0%", String::new());
     }
     let unit = units.imports.get(&name);
@@ -421,7 +421,7 @@ pub(crate) fn phase(machine: &Machine, units: &Units, stored: &StoredObject) -> 
             text.to_owned(),
         );
     }
-    if machine.claims.is_importing(&name.namespace, &name.name) {
+    if stores.claims.is_importing(&name.namespace, &name.name) {
         return phase("ImportInProgress", "N/A", String::new());
     }
     match unit {
@@ -439,8 +439,8 @@ mod tests {
     #[test]
     fn a_volume_that_is_deleted_while_it_is_filled_leaves_no_claim() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        machine
+        let stores = LocalStores::at(folder.path());
+        stores
             .claims
             .create(&NewClaim::new("default", "source", 1 << 20))
             .unwrap();
@@ -450,50 +450,50 @@ mod tests {
             json!({"http": {"url": "http://127.0.0.1:1/disk.img"}}),
         ] {
             let manifest = test_manifests::data_volume("data", &source);
-            let key = machine.objects.apply(&manifest).unwrap().object.key;
-            let objects = machine.objects.read().unwrap();
+            let key = stores.objects.apply(&manifest).unwrap().object.key;
+            let objects = stores.objects.read().unwrap();
             let import = || {
-                let error = import(&machine, &objects, &vm::name(&key), &mut |_| {}).unwrap_err();
+                let error = import(&stores, &objects, &vm::name(&key), &mut |_| {}).unwrap_err();
                 assert_eq!(error.text, "DataVolume data: it is being deleted", "{source}");
-                assert!(!machine.claims.has("default", "data"), "{source}");
-                assert!(machine.claims.imports().is_empty(), "{source}");
+                assert!(!stores.claims.has("default", "data"), "{source}");
+                assert!(stores.claims.imports().is_empty(), "{source}");
             };
-            machine.objects.begin_deletion(&key).unwrap();
+            stores.objects.begin_deletion(&key).unwrap();
             import();
-            machine.objects.remove(&key).unwrap();
+            stores.objects.remove(&key).unwrap();
             import();
-            machine.objects.apply(&manifest).unwrap();
+            stores.objects.apply(&manifest).unwrap();
             import();
-            machine.objects.remove(&key).unwrap();
+            stores.objects.remove(&key).unwrap();
         }
     }
 
     #[test]
     fn no_vm_uses_the_claim_of_a_volume_that_is_deleted() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        let vm = machine
+        let stores = LocalStores::at(folder.path());
+        let vm = stores
             .objects
             .apply(&test_manifests::vm_with_template())
             .unwrap()
             .object;
         let expanded = vm::expanded(&vm.object, &[]).unwrap();
-        store_templates(&machine, &vm, &expanded).unwrap();
+        store_templates(&stores, &vm, &expanded).unwrap();
         let key = Key::new(Kind::DataVolume, "default", "demo-root");
         let name = vm::name(&key);
-        import(&machine, &machine.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
+        import(&stores, &stores.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
         let provided = || {
-            let objects = machine.objects.read().unwrap();
+            let objects = stores.objects.read().unwrap();
             let files = ObjectFiles::new(folder.path().join("files")).unwrap();
-            let provided = Data::provide(&machine, &objects, &expanded, &files, &mut |_| {});
+            let provided = Data::provide(&stores, &objects, &expanded, &files, &mut |_| {});
             provided.map(|data| data.volumes.len())
         };
         let phase = || {
-            let stored = machine.objects.get(&key).unwrap();
-            phase(&machine, &Units::default(), &stored).phase
+            let stored = stores.objects.get(&key).unwrap();
+            phase(&stores, &Units::default(), &stored).phase
         };
         assert_eq!((provided().unwrap(), phase()), (1, "Succeeded"));
-        machine.objects.begin_deletion(&key).unwrap();
+        stores.objects.begin_deletion(&key).unwrap();
         let error = provided().unwrap_err();
         assert_eq!(
             (error.status, error.text.as_str(), phase()),
@@ -508,10 +508,10 @@ mod tests {
     #[test]
     fn a_volume_that_is_changed_while_it_is_filled_leaves_no_claim() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let apply = |file: &str| {
             let source = json!({"http": {"url": format!("http://127.0.0.1:1/{file}")}});
-            machine
+            stores
                 .objects
                 .apply(&test_manifests::data_volume("data", &source))
                 .unwrap()
@@ -519,54 +519,54 @@ mod tests {
         };
         let stored = apply("old.img");
         let name = vm::name(&stored.key);
-        let objects = machine.objects.read().unwrap();
-        let begin = || machine.claims.begin_import("default", "data").unwrap();
-        drop(if_current(&machine, &name, &stored, begin()).unwrap());
+        let objects = stores.objects.read().unwrap();
+        let begin = || stores.claims.begin_import("default", "data").unwrap();
+        drop(if_current(&stores, &name, &stored, begin()).unwrap());
         apply("new.img");
         let changed = "DataVolume data: it was changed while it was being imported: apply it again";
-        let error = import(&machine, &objects, &name, &mut |_| {}).unwrap_err();
+        let error = import(&stores, &objects, &name, &mut |_| {}).unwrap_err();
         assert_eq!(error.text, changed);
-        let error = if_current(&machine, &name, &stored, begin()).unwrap_err();
+        let error = if_current(&stores, &name, &stored, begin()).unwrap_err();
         assert_eq!(error.text, changed);
-        assert!(!machine.claims.has("default", "data"));
-        assert!(machine.claims.imports().is_empty());
+        assert!(!stores.claims.has("default", "data"));
+        assert!(stores.claims.imports().is_empty());
     }
 
     #[test]
     fn the_claim_of_another_volume_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let manifest = test_manifests::data_volume("data", &json!({"blank": {}}));
-        let old = machine.objects.apply(&manifest).unwrap().object;
-        machine.objects.remove(&old.key).unwrap();
-        machine.objects.apply(&manifest).unwrap();
+        let old = stores.objects.apply(&manifest).unwrap().object;
+        stores.objects.remove(&old.key).unwrap();
+        stores.objects.apply(&manifest).unwrap();
         let name = vm::name(&old.key);
-        import(&machine, &machine.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
-        keep(&machine, &name, &old).unwrap_err();
-        assert!(machine.claims.has("default", "data"));
+        import(&stores, &stores.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
+        keep(&stores, &name, &old).unwrap_err();
+        assert!(stores.claims.has("default", "data"));
     }
 
     #[test]
     fn a_volume_that_its_user_broke_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        let owner = machine
+        let stores = LocalStores::at(folder.path());
+        let owner = stores
             .objects
             .apply(&test_manifests::vm_with_template())
             .unwrap()
             .object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
-        let stored = || store_templates(&machine, &owner, &expanded);
+        let stored = || store_templates(&stores, &owner, &expanded);
         let [applied] = &stored().unwrap()[..] else {
             panic!("no DataVolume")
         };
-        let file = machine.objects.file(&applied.object.key);
+        let file = stores.objects.file(&applied.object.key);
         std::fs::write(&file, "kind:").unwrap();
         let Err(Failure::Runtime(text)) = stored() else {
             panic!("it was stored")
         };
         assert!(text.starts_with(&format!("{}: ", file.display())), "{text}");
-        machine
+        stores
             .claims
             .create(&NewClaim::new("default", "demo-root", 1 << 20))
             .unwrap();
@@ -577,18 +577,18 @@ mod tests {
     #[test]
     fn a_vm_that_was_deleted_gets_no_volumes() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let manifest = test_manifests::vm_with_template();
-        let owner = machine.objects.apply(&manifest).unwrap().object;
+        let owner = stores.objects.apply(&manifest).unwrap().object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
-        let stored = || store_templates(&machine, &owner, &expanded).unwrap().len();
-        machine.objects.begin_deletion(&owner.key).unwrap();
+        let stored = || store_templates(&stores, &owner, &expanded).unwrap().len();
+        stores.objects.begin_deletion(&owner.key).unwrap();
         assert_eq!(stored(), 0);
-        machine.objects.remove(&owner.key).unwrap();
+        stores.objects.remove(&owner.key).unwrap();
         assert_eq!(stored(), 0);
-        machine.objects.apply(&manifest).unwrap();
+        stores.objects.apply(&manifest).unwrap();
         assert_eq!(stored(), 0);
-        let volumes = machine
+        let volumes = stores
             .objects
             .read_kinds(|kind| kind == Kind::DataVolume)
             .unwrap();

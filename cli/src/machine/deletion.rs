@@ -6,8 +6,8 @@ use husk_claims::ClaimError;
 use husk_objects::{Key, Kind, ObjectError, StoredObject};
 
 use super::systemd::Systemd;
-use super::{FirstStart, Machine, data_volume, vm};
-use crate::failure::{Failure, note};
+use super::{FirstStart, LocalStores, data_volume, vm};
+use crate::failure::{Failure, print_warning};
 use crate::vm_ref::{DEFAULT_NAMESPACE, VmRef};
 
 /// Interval of looking whether a VM has ended.
@@ -18,20 +18,20 @@ const LOOK: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// A running VM uses the data, or the store cannot be written.
-pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
-    match machine.objects.get(key) {
+pub(crate) fn delete(stores: &LocalStores, systemd: Option<Systemd>, key: &Key) -> Result<(), Failure> {
+    match stores.objects.get(key) {
         Ok(object) => {
             // Once the deletion has begun, later commands end it.
-            check(machine, systemd, &object)?;
-            end(machine, systemd, &machine.objects.begin_deletion(key)?)
+            check(stores, systemd, &object)?;
+            end(stores, systemd, &stores.objects.begin_deletion(key)?)
         }
         Err(damaged @ ObjectError::Damaged { .. }) => {
             stop(systemd, key)?;
-            FirstStart::of(machine, key).clear()?;
-            let left = left_by_damaged(machine, key)?;
-            machine.objects.remove(key)?;
+            FirstStart::of(stores, key).clear()?;
+            let left = left_by_damaged(stores, key)?;
+            stores.objects.remove(key)?;
             if let Some(left) = left {
-                note(&format!("{damaged}: {left}"));
+                print_warning(&format!("{damaged}: {left}"));
             }
             Ok(())
         }
@@ -40,18 +40,18 @@ pub(crate) fn delete(machine: &Machine, systemd: Option<Systemd>, key: &Key) -> 
 }
 
 /// Fails if an object cannot be deleted now.
-fn check(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
+fn check(stores: &LocalStores, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
     let name = vm::name(&object.key);
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => reach(systemd).map(drop),
-        Kind::DataVolume if data_volume::owns_claim(machine, object)? => {
-            match machine.claims.get(&name.namespace, &name.name)?.in_use {
+        Kind::DataVolume if data_volume::owns_claim(stores, object)? => {
+            match stores.claims.get(&name.namespace, &name.name)?.in_use {
                 true => Err(ClaimError::InUse(name.to_string()).into()),
                 false => Ok(()),
             }
         }
         // Before it is marked: a VM that fills the volume uses it next, and a later command would delete its data.
-        Kind::DataVolume => end_import(machine, systemd, &name),
+        Kind::DataVolume => end_import(stores, systemd, &name),
         _ => Ok(()),
     }
 }
@@ -60,11 +60,11 @@ fn check(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> 
 ///
 /// # Errors
 /// A VM fills the volume.
-fn end_import(machine: &Machine, systemd: Option<Systemd>, volume: &VmRef) -> Result<(), Failure> {
+fn end_import(stores: &LocalStores, systemd: Option<Systemd>, volume: &VmRef) -> Result<(), Failure> {
     if let Some(systemd) = systemd {
         systemd.stop_import(volume)?;
     }
-    Ok(machine.claims.abandon_import(&volume.namespace, &volume.name)?)
+    Ok(stores.claims.abandon_import(&volume.namespace, &volume.name)?)
 }
 
 /// The manager that may run VMs; none if systemd is not this machine's init.
@@ -79,39 +79,39 @@ fn reach(systemd: Option<Systemd>) -> Result<Option<Systemd>, Failure> {
 }
 
 /// Ends the deletions that were begun, and removes what power cuts have left. Does not wait for VMs that shut down.
-pub(crate) fn finish_deletions(machine: &Machine, systemd: Option<Systemd>) -> Result<(), Failure> {
-    machine.objects.remove_leftovers()?;
-    let objects = machine.objects.read()?;
+pub(crate) fn finish_deletions(stores: &LocalStores, systemd: Option<Systemd>) -> Result<(), Failure> {
+    stores.objects.remove_leftovers()?;
+    let objects = stores.objects.read()?;
     for object in objects.objects.iter().filter(|object| object.is_deleting()) {
         let key = &object.key;
         let ended = begin_stop(systemd, key).and_then(|systemd| match has_ended(systemd, key)? {
-            true => end(machine, systemd, object),
+            true => end(stores, systemd, object),
             false => {
-                note(&format!("{key} is being deleted"));
+                print_warning(&format!("{key} is being deleted"));
                 Ok(())
             }
         });
         if let Err(Failure::Runtime(text)) = ended {
-            note(&format!("{key}: its deletion is not complete: {text}"));
+            print_warning(&format!("{key}: its deletion is not complete: {text}"));
         }
     }
-    remove_orphaned_imports(machine);
+    remove_orphaned_imports(stores);
     Ok(())
 }
 
-fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
+fn end(stores: &LocalStores, systemd: Option<Systemd>, object: &StoredObject) -> Result<(), Failure> {
     match object.key.kind {
         Kind::VirtualMachine | Kind::VirtualMachineInstance => {
             stop(systemd, &object.key)?;
-            FirstStart::of(machine, &object.key).clear()?;
-            let volumes = machine.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
+            FirstStart::of(stores, &object.key).clear()?;
+            let volumes = stores.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
             for owned in &volumes.objects {
                 if owned.is_owned_by(object) && owned.key.namespace == object.key.namespace {
-                    delete(machine, systemd, &owned.key)?;
+                    delete(stores, systemd, &owned.key)?;
                 }
             }
-            for left in damaged_volumes(machine, &object.key, &volumes.damaged) {
-                note(&left);
+            for left in damaged_volumes(stores, &object.key, &volumes.damaged) {
+                print_warning(&left);
             }
             // A `husk start` that began before the deletion may have enabled it again.
             let name = vm::name(&object.key);
@@ -123,13 +123,13 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         }
         Kind::DataVolume => {
             let name = vm::name(&object.key);
-            end_import(machine, systemd, &name)?;
-            if data_volume::owns_claim(machine, object)? {
-                match machine.claims.remove(&name.namespace, &name.name) {
-                    Ok(()) | Err(ClaimError::Unknown(_)) => {}
+            end_import(stores, systemd, &name)?;
+            if data_volume::owns_claim(stores, object)? {
+                match stores.claims.remove(&name.namespace, &name.name) {
+                    Ok(()) | Err(ClaimError::NotFound(_)) => {}
                     Err(error @ ClaimError::InUse(_)) => {
                         // Else a later command would delete what the VM has written until then.
-                        machine.objects.cancel_deletion(&object.key)?;
+                        stores.objects.cancel_deletion(&object.key)?;
                         return Err(error.into());
                     }
                     Err(error) => return Err(error.into()),
@@ -138,7 +138,7 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
         }
         _ => {}
     }
-    match machine.objects.remove(&object.key) {
+    match stores.objects.remove(&object.key) {
         // Another command was faster.
         Ok(()) | Err(ObjectError::NotFound(_)) => Ok(()),
         Err(error) => Err(error.into()),
@@ -147,9 +147,9 @@ fn end(machine: &Machine, systemd: Option<Systemd>, object: &StoredObject) -> Re
 
 /// Names the data that stays when a damaged object is deleted, since its file cannot say what belongs to it, and the
 /// command that deletes that data. None if there is no such data.
-fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failure> {
+fn left_by_damaged(stores: &LocalStores, key: &Key) -> Result<Option<String>, Failure> {
     let namespace = &key.namespace;
-    if key.kind == Kind::DataVolume && machine.claims.has(namespace, &key.name) {
+    if key.kind == Kind::DataVolume && stores.claims.has(namespace, &key.name) {
         let command = delete_command("pvc", namespace, &[&key.name]);
         return Ok(Some(format!(
             "its claim stays, with its data: {command} deletes it"
@@ -158,7 +158,7 @@ fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failu
     if !key.kind.is_vm() {
         return Ok(None);
     }
-    let volumes = machine.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
+    let volumes = stores.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
     let owned = volumes
         .objects
         .iter()
@@ -174,8 +174,8 @@ fn left_by_damaged(machine: &Machine, key: &Key) -> Result<Option<String>, Failu
 }
 
 /// A line for each damaged DataVolume in the namespace of a VM that is deleted: it may be one of the VM's, and stays.
-fn damaged_volumes(machine: &Machine, vm: &Key, damaged: &[ObjectError]) -> Vec<String> {
-    let of_namespace = machine
+fn damaged_volumes(stores: &LocalStores, vm: &Key, damaged: &[ObjectError]) -> Vec<String> {
+    let of_namespace = stores
         .objects
         .file(&Key::new(Kind::DataVolume, &vm.namespace, ""));
     let lines = damaged.iter().filter_map(|error| {
@@ -240,15 +240,13 @@ fn has_ended(systemd: Option<Systemd>, key: &Key) -> Result<bool, Failure> {
 }
 
 /// Removes what imports have left whose DataVolumes are gone.
-fn remove_orphaned_imports(machine: &Machine) {
-    for (namespace, name) in machine.claims.imports() {
+fn remove_orphaned_imports(stores: &LocalStores) {
+    for (namespace, name) in stores.claims.imports() {
         // A damaged one is not gone.
-        let found = machine
-            .objects
-            .get(&Key::new(Kind::DataVolume, &namespace, &name));
+        let found = stores.objects.get(&Key::new(Kind::DataVolume, &namespace, &name));
         if matches!(found, Err(ObjectError::NotFound(_))) {
             // It fails while a process fills the volume.
-            let _ = machine.claims.abandon_import(&namespace, &name);
+            let _ = stores.claims.abandon_import(&namespace, &name);
         }
     }
 }
@@ -263,10 +261,10 @@ mod tests {
     use crate::machine::fake_systemd::FakeSystemd;
     use crate::machine::test_manifests;
 
-    fn machine() -> (tempfile::TempDir, Machine) {
+    fn stores() -> (tempfile::TempDir, LocalStores) {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        (folder, machine)
+        let stores = LocalStores::at(folder.path());
+        (folder, stores)
     }
 
     fn data_volume(name: &str, namespace: &str, owner: &str) -> Value {
@@ -284,37 +282,37 @@ mod tests {
 
     #[test]
     fn a_volume_that_a_vm_fills_is_not_marked_as_deleted() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let manifest = data_volume("root", "test", "demo");
-        let key = machine.objects.apply(&manifest).unwrap().object.key;
-        let import = machine.claims.begin_import("test", "root").unwrap();
-        let Err(Failure::Runtime(text)) = delete(&machine, None, &key) else {
+        let key = stores.objects.apply(&manifest).unwrap().object.key;
+        let import = stores.claims.begin_import("test", "root").unwrap();
+        let Err(Failure::Runtime(text)) = delete(&stores, None, &key) else {
             panic!("it was deleted")
         };
         assert!(text.contains("a running VM uses the volume"), "{text}");
-        assert!(!machine.objects.get(&key).unwrap().is_deleting());
+        assert!(!stores.objects.get(&key).unwrap().is_deleting());
         drop(import);
-        delete(&machine, None, &key).unwrap();
-        assert!(machine.objects.get(&key).is_err() && machine.claims.imports().is_empty());
+        delete(&stores, None, &key).unwrap();
+        assert!(stores.objects.get(&key).is_err() && stores.claims.imports().is_empty());
     }
 
     #[test]
     fn the_import_of_a_damaged_volume_is_kept() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let manifest = data_volume("root", "test", "demo");
-        let key = machine.objects.apply(&manifest).unwrap().object.key;
-        drop(machine.claims.begin_import("test", "root").unwrap());
-        fs::write(machine.objects.file(&key), "kind:").unwrap();
-        finish_deletions(&machine, None).unwrap();
-        assert_eq!(machine.claims.imports().len(), 1);
-        machine.objects.remove(&key).unwrap();
-        finish_deletions(&machine, None).unwrap();
-        assert!(machine.claims.imports().is_empty());
+        let key = stores.objects.apply(&manifest).unwrap().object.key;
+        drop(stores.claims.begin_import("test", "root").unwrap());
+        fs::write(stores.objects.file(&key), "kind:").unwrap();
+        finish_deletions(&stores, None).unwrap();
+        assert_eq!(stores.claims.imports().len(), 1);
+        stores.objects.remove(&key).unwrap();
+        finish_deletions(&stores, None).unwrap();
+        assert!(stores.claims.imports().is_empty());
     }
 
     #[test]
     fn only_the_deletion_of_a_vm_waits_for_its_end() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let keys = ["runs", "stops", "ended"].map(|name| {
             let vm = json!({
                 "apiVersion": "kubevirt.io/v1",
@@ -322,8 +320,8 @@ mod tests {
                 "metadata": {"name": name},
                 "spec": {"domain": {"devices": {}}},
             });
-            let key = machine.objects.apply(&vm).unwrap().object.key;
-            machine.objects.begin_deletion(&key).unwrap();
+            let key = stores.objects.apply(&vm).unwrap().object.key;
+            stores.objects.begin_deletion(&key).unwrap();
             key
         });
         let states = ["active", "deactivating", "inactive"];
@@ -336,9 +334,9 @@ mod tests {
             ..FakeSystemd::default()
         }
         .install();
-        finish_deletions(&machine, Some(systemd)).unwrap();
+        finish_deletions(&stores, Some(systemd)).unwrap();
         assert_eq!(
-            keys.map(|key| machine.objects.get(&key).is_ok()),
+            keys.map(|key| stores.objects.get(&key).is_ok()),
             [true, true, false]
         );
         let changes = FakeSystemd::changes();
@@ -352,98 +350,98 @@ mod tests {
 
     #[test]
     fn a_vm_that_was_enabled_meanwhile_leaves_no_enabled_unit() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let vmi = test_manifests::vmi("demo");
-        let key = machine.objects.apply(&vmi).unwrap().object.key;
+        let key = stores.objects.apply(&vmi).unwrap().object.key;
         let systemd = FakeSystemd {
             units: [("husk@default:demo.service".to_owned(), "inactive")].into(),
             stay_enabled: true,
             ..FakeSystemd::default()
         }
         .install();
-        delete(&machine, Some(systemd), &key).unwrap();
+        delete(&stores, Some(systemd), &key).unwrap();
         let changes = ["disable", "stop", "disable"].map(|verb| format!("{verb} husk@default:demo.service"));
         assert_eq!(FakeSystemd::changes(), changes);
     }
 
     #[test]
     fn a_vm_of_a_machine_without_the_unit_file_is_deleted() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let vm = test_manifests::vm("demo", "Always");
-        let key = machine.objects.apply(&vm).unwrap().object.key;
+        let key = stores.objects.apply(&vm).unwrap().object.key;
         let systemd = FakeSystemd {
             lacks_unit_file: true,
             ..FakeSystemd::default()
         }
         .install();
-        delete(&machine, Some(systemd), &key).unwrap();
-        assert!(machine.objects.get(&key).is_err());
+        delete(&stores, Some(systemd), &key).unwrap();
+        assert!(stores.objects.get(&key).is_err());
         assert_eq!(FakeSystemd::changes(), [""; 0]);
     }
 
     #[test]
     fn a_vm_is_deleted_with_its_volume_on_a_full_disk() {
-        let (_folder, machine) = machine();
-        let vm = machine
+        let (_folder, stores) = stores();
+        let vm = stores
             .objects
             .apply(&test_manifests::vm("demo", "Always"))
             .unwrap();
         let mut volume = data_volume("root", "default", "demo");
         volume["metadata"]["ownerReferences"][0]["uid"] = vm.object.uid().into();
-        let volume = machine.objects.apply(&volume).unwrap().object;
-        let (name, objects) = (vm::name(&volume.key), machine.objects.read().unwrap());
-        data_volume::import(&machine, &objects, &name, &mut |_| {}).unwrap();
+        let volume = stores.objects.apply(&volume).unwrap().object;
+        let (name, objects) = (vm::name(&volume.key), stores.objects.read().unwrap());
+        data_volume::import(&stores, &objects, &name, &mut |_| {}).unwrap();
         // No new file can be written.
         for (key, new) in [(&vm.object.key, ".demo.new"), (&volume.key, ".root.new")] {
-            fs::create_dir(machine.objects.file(key).with_file_name(new)).unwrap();
+            fs::create_dir(stores.objects.file(key).with_file_name(new)).unwrap();
         }
         let systemd = FakeSystemd {
             lacks_unit_file: true,
             ..FakeSystemd::default()
         }
         .install();
-        delete(&machine, Some(systemd), &vm.object.key).unwrap();
-        assert!(machine.objects.read().unwrap().objects.is_empty());
-        assert!(!machine.claims.has("default", "root"));
+        delete(&stores, Some(systemd), &vm.object.key).unwrap();
+        assert!(stores.objects.read().unwrap().objects.is_empty());
+        assert!(!stores.claims.has("default", "root"));
     }
 
     #[test]
     fn volumes_of_a_damaged_vm_are_named() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         let vm = Key::new(Kind::VirtualMachine, "test", "demo");
-        assert_eq!(left_by_damaged(&machine, &vm).unwrap(), None);
+        assert_eq!(left_by_damaged(&stores, &vm).unwrap(), None);
         for (name, namespace, owner) in [
             ("root", "test", "demo"),
             ("data", "test", "demo"),
             ("other", "test", "other"),
             ("root", "default", "demo"),
         ] {
-            machine
+            stores
                 .objects
                 .apply(&data_volume(name, namespace, owner))
                 .unwrap();
         }
         assert_eq!(
-            left_by_damaged(&machine, &vm).unwrap().unwrap(),
+            left_by_damaged(&stores, &vm).unwrap().unwrap(),
             "its DataVolumes stay, with their data: `husk delete dv data root -n test` deletes them"
         );
         let secret = Key::new(Kind::Secret, "test", "demo");
-        assert_eq!(left_by_damaged(&machine, &secret).unwrap(), None);
+        assert_eq!(left_by_damaged(&stores, &secret).unwrap(), None);
     }
 
     #[test]
     fn a_volume_with_a_damaged_claim_stays() {
-        let (_folder, machine) = machine();
-        let vm = machine
+        let (_folder, stores) = stores();
+        let vm = stores
             .objects
             .apply(&test_manifests::vm("demo", "Always"))
             .unwrap();
         let mut manifest = data_volume("root", "default", "demo");
         manifest["metadata"]["ownerReferences"][0]["uid"] = vm.object.uid().into();
-        let key = machine.objects.apply(&manifest).unwrap().object.key;
-        let (name, objects) = (vm::name(&key), machine.objects.read().unwrap());
-        data_volume::import(&machine, &objects, &name, &mut |_| {}).unwrap();
-        let file = machine
+        let key = stores.objects.apply(&manifest).unwrap().object.key;
+        let (name, objects) = (vm::name(&key), stores.objects.read().unwrap());
+        data_volume::import(&stores, &objects, &name, &mut |_| {}).unwrap();
+        let file = stores
             .claims
             .image("default", "root")
             .with_file_name("claim.yaml");
@@ -460,34 +458,34 @@ mod tests {
                 None => fs::remove_file(&file).unwrap(),
             }
             for key in [&key, &vm.object.key] {
-                let Err(Failure::Runtime(text)) = delete(&machine, Some(systemd()), key) else {
+                let Err(Failure::Runtime(text)) = delete(&stores, Some(systemd()), key) else {
                     panic!("it was deleted")
                 };
                 assert!(text.contains("root may be of this DataVolume: "), "{text}");
                 assert!(text.ends_with(" by `husk delete pvc root`"), "{text}");
             }
-            assert!(!machine.objects.get(&key).unwrap().is_deleting());
+            assert!(!stores.objects.get(&key).unwrap().is_deleting());
         }
-        machine.claims.remove("default", "root").unwrap();
-        delete(&machine, Some(systemd()), &vm.object.key).unwrap();
-        assert!(machine.objects.read().unwrap().objects.is_empty());
+        stores.claims.remove("default", "root").unwrap();
+        delete(&stores, Some(systemd()), &vm.object.key).unwrap();
+        assert!(stores.objects.read().unwrap().objects.is_empty());
     }
 
     #[test]
     fn damaged_volumes_in_the_namespace_of_a_vm_are_named() {
-        let (_folder, machine) = machine();
+        let (_folder, stores) = stores();
         for namespace in ["default", "test"] {
-            let file = machine
+            let file = stores
                 .objects
                 .file(&Key::new(Kind::DataVolume, namespace, "root"));
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, "kind:").unwrap();
         }
-        let damaged = machine.objects.read().unwrap().damaged;
+        let damaged = stores.objects.read().unwrap().damaged;
         let vm = Key::new(Kind::VirtualMachine, "default", "demo");
-        let lines = damaged_volumes(&machine, &vm, &damaged);
+        let lines = damaged_volumes(&stores, &vm, &damaged);
         let [line] = &lines[..] else { panic!("{lines:?}") };
-        let file = machine
+        let file = stores
             .objects
             .file(&Key::new(Kind::DataVolume, "default", "root"));
         assert!(line.starts_with(&format!("{}: ", file.display())), "{line}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use husk_objects::Key;
 use husk_vmi::objects::RunStrategy;
 
-use super::{Machine, vm};
+use super::{LocalStores, vm};
 use crate::failure::Failure;
 
 /// The mark of one VM, there or not.
@@ -21,10 +21,10 @@ pub(crate) struct FirstStart {
 }
 
 impl FirstStart {
-    pub(crate) fn of(machine: &Machine, key: &Key) -> FirstStart {
+    pub(crate) fn of(stores: &LocalStores, key: &Key) -> FirstStart {
         let name = format!(".{}.not-started", key.name);
         FirstStart {
-            path: machine.objects.file(key).with_file_name(name),
+            path: stores.objects.file(key).with_file_name(name),
         }
     }
 
@@ -77,15 +77,15 @@ mod tests {
     #[test]
     fn a_mark_is_for_one_run_strategy_until_it_is_cleared() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        let start = FirstStart::of(&machine, &Key::new(Kind::VirtualMachine, "default", "demo"));
+        let stores = LocalStores::at(folder.path());
+        let start = FirstStart::of(&stores, &Key::new(Kind::VirtualMachine, "default", "demo"));
         start.clear().unwrap();
         assert!(!start.is_due(RunStrategy::Once));
         start.mark(RunStrategy::Once).unwrap();
         assert!(start.is_due(RunStrategy::Once) && !start.is_due(RunStrategy::RerunOnFailure));
         // It is no object.
-        machine.objects.remove_leftovers().unwrap();
-        let objects = machine.objects.read().unwrap();
+        stores.objects.remove_leftovers().unwrap();
+        let objects = stores.objects.read().unwrap();
         assert_eq!((objects.objects.len(), objects.damaged.len()), (0, 0));
         assert!(start.is_due(RunStrategy::Once));
         start.clear().unwrap();

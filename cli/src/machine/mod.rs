@@ -36,35 +36,35 @@ use husk_images::data_directory;
 use husk_objects::{ObjectError, ObjectStore, Objects, StoredObject};
 use husk_vmi::objects::{Object, ObjectKind};
 
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, print_warning};
 use crate::vm_ref::VmRef;
 
 /// The objects and volumes of this user on this machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Machine {
+pub(crate) struct LocalStores {
     pub objects: ObjectStore,
     pub claims: ClaimStore,
 }
 
-impl Machine {
+impl LocalStores {
     /// The stores in the data directory of the user.
-    pub(crate) fn locate() -> Result<Machine, Failure> {
-        Ok(Machine::at(&data_directory()?))
+    pub(crate) fn locate() -> Result<LocalStores, Failure> {
+        Ok(LocalStores::at(&data_directory()?))
     }
 
     /// The stores in the directory `data`, which need not exist.
-    pub(crate) fn at(data: &Path) -> Machine {
-        Machine {
+    pub(crate) fn at(data: &Path) -> LocalStores {
+        LocalStores {
             objects: ObjectStore::at(data.join("objects")),
             claims: ClaimStore::at(data.join("volumes")),
         }
     }
 
-    /// All objects; a damaged one is noted and left out.
+    /// All objects; a damaged one is left out, with a warning.
     pub(crate) fn read(&self) -> Result<Objects, Failure> {
         let objects = self.objects.read()?;
         for damaged in &objects.damaged {
-            note(&format!("{damaged}: correct the file, or apply the object again"));
+            print_warning(&format!("{damaged}: correct the file, or apply the object again"));
         }
         Ok(objects)
     }
@@ -97,7 +97,7 @@ impl Machine {
     pub(crate) fn known(&self, stored: &Objects, newer: &[Object]) -> Result<Vec<Object>, Failure> {
         let claims = self.claims.list()?.into_iter().flatten().map(|claim| Object {
             document: None,
-            notes: Vec::new(),
+            warnings: Vec::new(),
             value: serde_json::Value::Null,
             kind: ObjectKind::PersistentVolumeClaim(claim.object),
         });

@@ -1,4 +1,4 @@
-//! What a VM of the store does, asked of systemd and of its monitor.
+//! The state of a VM of `husk apply`, from systemd and its monitor.
 
 use husk_objects::{Kind, StoredObject};
 
@@ -21,7 +21,7 @@ pub(crate) struct VmStatus {
     pub phase: Option<&'static str>,
     /// `status.ready`: the guest runs and is not paused.
     pub ready: bool,
-    /// What it waits for, or why it does not run.
+    /// The reason why it waits or does not run.
     pub message: String,
 }
 

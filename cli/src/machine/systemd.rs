@@ -1,4 +1,4 @@
-//! systemd, which supervises the VMs of the store: `systemctl` and `systemd-run`, for root those of the machine, else
+//! systemd, which supervises the VMs of `husk apply`: `systemctl` and `systemd-run`, for root those of the machine, else
 //! those of the user's manager.
 
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ impl Systemd {
     /// The manager that this user has.
     ///
     /// # Errors
-    /// systemd does not run, or has no manager for this user. The text has the way out.
+    /// systemd does not run, or has no manager for this user. The text has the remedy.
     pub(crate) fn find() -> Result<Systemd, Failure> {
         #[cfg(test)]
         if super::fake_systemd::is_installed() {
@@ -185,7 +185,7 @@ impl Systemd {
 
     /// As [`restart`](Self::restart), called by the VM's own process. If the unit is being stopped, this fails, and the
     /// stop continues.
-    pub(crate) fn renew(self, vm: &VmRef) -> Result<(), Failure> {
+    pub(crate) fn restart_upgraded(self, vm: &VmRef) -> Result<(), Failure> {
         let unit = Systemd::vm_unit(vm);
         self.systemctl(&["restart", "--no-block", "--job-mode=fail", &unit])
             .map(drop)

@@ -1,4 +1,4 @@
-//! The unit file `husk@.service`, of which each VM of the store is an instance.
+//! The unit file `husk@.service`, of which each VM of `husk apply` is an instance.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

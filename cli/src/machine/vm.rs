@@ -1,4 +1,4 @@
-//! A VM of the store: a VirtualMachine, or a VirtualMachineInstance of its own.
+//! A VM of `husk apply`: a VirtualMachine, or a VirtualMachineInstance of its own.
 
 use husk_objects::{Key, Kind, StoredObject};
 use husk_vmi::instancetype::expand;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::claim_of;
 use crate::vm_ref::VmRef;
 
-/// The VMI that a VM of the store describes.
+/// The VMI that a VM of `husk apply` describes.
 #[derive(Debug)]
 pub(crate) struct ExpandedVm {
     pub vmi: Vmi,
@@ -142,7 +142,7 @@ fn missing(vmi: &Vmi) -> Vec<FieldError> {
         .map(|(index, _)| {
             error(
                 format!("networks[{index}].multus"),
-                "VMs of the store have the pod network only; `husk run --netns` takes others",
+                "VMs of `husk apply` have the pod network only; `husk run --netns` takes others",
             )
         })
         .chain(accounts.map(|(index, _)| {

@@ -3,7 +3,7 @@
 /// First bytes that are looked at.
 pub const HEAD: usize = 512;
 
-/// What the first bytes say.
+/// The format that the first bytes indicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     Raw,
@@ -15,9 +15,9 @@ pub enum Format {
     Foreign(&'static str, &'static str),
 }
 
-/// The way out for disks in other formats.
+/// The remedy for disks in other formats.
 const QEMU_IMG: &str = "convert it with `qemu-img convert -O qcow2`";
-/// The way out for archives and other compressors.
+/// The remedy for archives and other compressors.
 const UNPACK: &str = "unpack it, and compress the disk with gzip, xz or zstd if at all";
 
 /// Formats, each with the offset of its magic bytes.

@@ -23,7 +23,7 @@ pub use confined::serve;
 /// First argument of the confined process.
 pub const ARGUMENT: &str = "convert";
 
-/// What a conversion may write.
+/// Limits of the output of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limits {
     /// Size of the disk in bytes; the image's if not given.
@@ -73,12 +73,12 @@ fn once(
     let converted = Converter::start(image, disk, limits)?
         .wait(&|done, size| emit(&Event::Converting { done, size }))
         .map_err(|error| of_report(error, directory, size))?;
-    if let Converted::Disk { size: said } = converted {
+    if let Converted::Disk { size: reported } = converted {
         let length = written
             .metadata()
             .map_err(VolumeError::io(&directory.path(Entry::NewDisk)))?
             .len();
-        if length != said || size.is_some_and(|size| size != said) {
+        if length != reported || size.is_some_and(|size| size != reported) {
             return Err(VolumeError::Unreadable(
                 "its disk has another size than it says".into(),
             ));
@@ -90,7 +90,7 @@ fn once(
 fn of_report(error: ConvertError, directory: &ImportDirectory, size: Option<u64>) -> VolumeError {
     match (error, size) {
         (ConvertError::TooLarge { needed: Some(needed) }, Some(size)) => VolumeError::Larger { needed, size },
-        (ConvertError::TooLarge { .. }, Some(size)) => VolumeError::Endless { size },
+        (ConvertError::TooLarge { .. }, Some(size)) => VolumeError::LargerThanClaim { size },
         (ConvertError::TooLarge { .. }, None) => {
             VolumeError::Unreadable("it unpacks to more than 1 TiB".into())
         }

@@ -1,4 +1,4 @@
-//! What the confined process says: one report as JSON in each line.
+//! The reports of the confined process: one as JSON in each line.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub enum Report {
     Error(ConvertError),
 }
 
-/// What was written.
+/// The result of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Converted {
     /// A disk of this size in bytes.

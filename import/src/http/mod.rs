@@ -37,7 +37,7 @@ pub async fn fetch(
     let server = Server::new(source)?;
     let mut partial = Partial::open(source, directory)?;
     let fetched = complete(&server, source, &mut partial, directory, emit).await;
-    let useless = partial.have() == 0 || matches!(fetched, Err(VolumeError::Checksum { .. }));
+    let useless = partial.downloaded() == 0 || matches!(fetched, Err(VolumeError::Checksum { .. }));
     if fetched.is_err() && useless {
         directory.remove(&Entry::OF_SOURCE)?;
     }
@@ -55,7 +55,7 @@ async fn complete(
     emit: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let mut failures = 0;
-    let mut most = partial.have();
+    let mut most = partial.downloaded();
     loop {
         let error = match attempt(server, source, partial, directory, emit).await {
             Ok(()) => match partial.check() {
@@ -70,8 +70,8 @@ async fn complete(
             Err(error) => error,
         };
         // Only bytes beyond the longest part so far count as progress: a server may send each part from the start.
-        if partial.have() >= most.saturating_add(STEP) {
-            most = partial.have();
+        if partial.downloaded() >= most.saturating_add(STEP) {
+            most = partial.downloaded();
             failures = 0;
         }
         failures += 1;
@@ -92,16 +92,16 @@ async fn complete(
 /// The server asks to wait for too long.
 fn delay(error: &VolumeError, failures: u32) -> Result<Duration, VolumeError> {
     match error {
-        VolumeError::Busy {
+        VolumeError::Unavailable {
             url,
             status,
             after: Some(after),
-        } if *after > MAX_WAIT => Err(VolumeError::BusyForLong {
+        } if *after > MAX_WAIT => Err(VolumeError::UnavailableForLong {
             url: url.clone(),
             status: *status,
             after: *after,
         }),
-        VolumeError::Busy {
+        VolumeError::Unavailable {
             after: Some(after), ..
         } => Ok(*after),
         _ => Ok(FIRST_DELAY * 2_u32.pow(failures - 1)),
@@ -118,12 +118,12 @@ async fn attempt(
 ) -> Result<(), VolumeError> {
     let if_range = partial.validators().if_range().map(str::to_owned);
     let rest = partial.can_continue().then(|| Rest {
-        offset: partial.have(),
+        offset: partial.downloaded(),
         if_range: if_range.as_deref(),
     });
     let asked_for_rest = rest.is_some();
     let response = server.get(rest).await?;
-    let broken = |reason: &str| VolumeError::Broken {
+    let broken = |reason: &str| VolumeError::ConnectionLost {
         url: server.shown_url(),
         reason: reason.to_owned(),
     };
@@ -132,8 +132,8 @@ async fn attempt(
         206 if asked_for_rest => {
             let size = range.and_then(|range| range.size);
             let now = Validators::of(&source.url, response.headers(), size);
-            let begins = range.and_then(|range| range.begin) == Some(partial.have());
-            if !begins || now.contradict(partial.validators()) {
+            let begins = range.and_then(|range| range.begin) == Some(partial.downloaded());
+            if !begins || now.conflict_with(partial.validators()) {
                 partial.restart(Validators::default())?;
                 return Err(broken("the server sent another part than it was asked for"));
             }
@@ -148,14 +148,16 @@ async fn attempt(
             return Err(VolumeError::Status { url, status });
         }
         // There is no more: the file was complete.
-        416 if asked_for_rest && range.and_then(|range| range.size) == Some(partial.have()) => return Ok(()),
+        416 if asked_for_rest && range.and_then(|range| range.size) == Some(partial.downloaded()) => {
+            return Ok(());
+        }
         416 => {
             partial.restart(Validators::default())?;
             return Err(broken("the server refused to send the file from its start"));
         }
         _ => {
             let now = Validators::of(&source.url, response.headers(), response.content_length());
-            if now.size == Some(partial.have()) && now.are_of_the_same_file_as(partial.validators()) {
+            if now.size == Some(partial.downloaded()) && now.matches(partial.validators()) {
                 return Ok(());
             }
             partial.restart(now)?;
@@ -172,23 +174,23 @@ async fn receive(
     emit: &dyn Fn(&Event),
 ) -> Result<(), VolumeError> {
     let size = partial.validators().size;
-    let broken = |reason: String| VolumeError::Broken {
+    let broken = |reason: String| VolumeError::ConnectionLost {
         url: server.shown_url(),
         reason,
     };
     let event = |done| Event::Download { done, size };
     if let Some(size) = size {
-        directory.require_room(size.saturating_sub(partial.have()))?;
+        directory.require_room(size.saturating_sub(partial.downloaded()))?;
     }
-    emit(&event(partial.have()));
-    let mut reported = partial.have();
+    emit(&event(partial.downloaded()));
+    let mut reported = partial.downloaded();
     loop {
         let piece = match response.chunk().await {
             Ok(Some(piece)) => piece,
             Ok(None) => break,
             Err(error) => return Err(broken(innermost(&error))),
         };
-        let have = partial.have().saturating_add(piece.len() as u64);
+        let have = partial.downloaded().saturating_add(piece.len() as u64);
         if size.is_some_and(|size| have > size) {
             partial.restart(Validators::default())?;
             return Err(broken("the server sent more than the file has".into()));
@@ -203,7 +205,7 @@ async fn receive(
             }
         }
     }
-    let have = partial.have();
+    let have = partial.downloaded();
     if size.is_some_and(|size| have < size) {
         return Err(broken("the server closed the connection".into()));
     }

@@ -20,7 +20,7 @@ const MAX_FILE: u64 = 16 << 10;
 /// Read buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 
-/// What a server says of a file.
+/// The validators of a file (RFC 9110, section 8.8), and its URL.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Validators {
     /// Hash of the URL, which may have secrets in it.
@@ -35,7 +35,7 @@ pub struct Validators {
 }
 
 impl Validators {
-    /// Those of a reply.
+    /// Reads the validators of a reply.
     pub fn of(url: &str, headers: &HeaderMap, size: Option<u64>) -> Validators {
         let text = |name| {
             let value = headers.get(name)?.to_str().ok()?;
@@ -50,13 +50,13 @@ impl Validators {
         }
     }
 
-    /// What `If-Range` has.
+    /// The value of `If-Range`.
     pub fn if_range(&self) -> Option<&str> {
         self.etag.as_deref().or(self.modified.as_deref())
     }
 
     /// True if they are of different versions of a file. A reply need not have both validators.
-    pub fn contradict(&self, other: &Validators) -> bool {
+    pub fn conflict_with(&self, other: &Validators) -> bool {
         let differ = |one: &Option<String>, two: &Option<String>| match (one, two) {
             (Some(one), Some(two)) => Some(one != two),
             _ => None,
@@ -70,7 +70,7 @@ impl Validators {
     }
 
     /// True if both are of the same version of the same file.
-    pub fn are_of_the_same_file_as(&self, other: &Validators) -> bool {
+    pub fn matches(&self, other: &Validators) -> bool {
         self.if_range().is_some() && self == other
     }
 }
@@ -102,9 +102,9 @@ impl<'a> Partial<'a> {
             is_unconfirmed: false,
         };
         let now = Validators::of(&source.url, &HeaderMap::new(), None);
-        let said = &partial.validators;
-        let same = said.url == now.url && said.boot == now.boot && !said.boot.is_empty();
-        match same && (said.if_range().is_some() || partial.checksum.is_some()) {
+        let saved = &partial.validators;
+        let same = saved.url == now.url && saved.boot == now.boot && !saved.boot.is_empty();
+        match same && (saved.if_range().is_some() || partial.checksum.is_some()) {
             true => partial.read_all()?,
             false => partial.restart(Validators::default())?,
         }
@@ -129,7 +129,7 @@ impl<'a> Partial<'a> {
     }
 
     /// Bytes that are there.
-    pub fn have(&self) -> u64 {
+    pub fn downloaded(&self) -> u64 {
         self.have
     }
 

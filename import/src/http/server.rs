@@ -127,7 +127,7 @@ impl<'a> Server<'a> {
             .headers()
             .get(LOCATION)
             .and_then(|value| value.to_str().ok())
-            .ok_or_else(|| self.redirect("it does not say where".into()))?;
+            .ok_or_else(|| self.redirect("it has no target".into()))?;
         let next = url
             .join(location)
             .map_err(|error| self.redirect(error.to_string()))?;
@@ -152,7 +152,7 @@ impl<'a> Server<'a> {
             200 | 206 | 416 => return Ok(response),
             401 | 403 | 407 => VolumeError::Unauthorized { url, status },
             404 | 410 => VolumeError::NotFound { url, status },
-            408 | 429 | 500 | 502..=504 => VolumeError::Busy {
+            408 | 429 | 500 | 502..=504 => VolumeError::Unavailable {
                 url,
                 status,
                 after: retry_after(response.headers(), SystemTime::now()),

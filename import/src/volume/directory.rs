@@ -19,7 +19,7 @@ pub struct ImportDirectory {
     opened: File,
 }
 
-/// What an import has in its directory.
+/// The files of an import's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// The volume's disk, complete and on stable storage.
@@ -30,16 +30,16 @@ pub enum Entry {
     Unpacked,
     /// The file of a web server, perhaps a part of it.
     Download,
-    /// What is known of that file.
+    /// The validators of that file.
     Validators,
     /// The store with the layers of a containerDisk, and with its disk.
     Store,
 }
 
 impl Entry {
-    /// What a conversion makes.
+    /// The files that a conversion writes.
     pub const OF_CONVERSION: [Entry; 3] = [Entry::Disk, Entry::NewDisk, Entry::Unpacked];
-    /// What is fetched.
+    /// The files that a download writes.
     pub const OF_SOURCE: [Entry; 3] = [Entry::Validators, Entry::Download, Entry::Store];
 
     fn name(self) -> &'static str {

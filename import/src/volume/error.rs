@@ -26,32 +26,34 @@ pub enum VolumeError {
     #[error("{url} answered with HTTP status {status}")]
     Status { url: String, status: u16 },
     #[error("{url} is not available now (HTTP status {status}): try again later")]
-    Busy {
+    Unavailable {
         url: String,
         status: u16,
         /// When to ask again, if the server says it.
         after: Option<Duration>,
     },
-    #[error("{url} asks to wait for {} s (HTTP status {status}): try again then", after.as_secs())]
-    BusyForLong {
+    #[error("{url} asks to retry after {} s (HTTP status {status}): try again then", after.as_secs())]
+    UnavailableForLong {
         url: String,
         status: u16,
         after: Duration,
     },
-    #[error("{url} leads elsewhere, but {reason}: give the URL of the file itself")]
+    #[error("cannot follow the redirect of {url}: {reason}; give the URL of the file itself")]
     Redirect { url: String, reason: String },
     #[error(
         "the certificate of {server} is not trusted: put its CA's certificate into a ConfigMap, and name that in `certConfigMap` ({reason})"
     )]
     Certificate { server: String, reason: String },
-    #[error("the certificate of {server} is a CA's own: make one with `CA:FALSE`, or sign one with that CA")]
+    #[error(
+        "the certificate of {server} is that of a CA, not of a server: make one with `CA:FALSE`, or sign one with that CA"
+    )]
     CaCertificate { server: String },
-    #[error("the name of {server} is not known: correct the URL, or check the name servers")]
+    #[error("cannot resolve {server}: correct the URL, or check the name servers")]
     UnknownHost { server: String },
     #[error("{server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },
-    #[error("the download of {url} broke too often: {reason}; try again")]
-    Broken { url: String, reason: String },
+    #[error("the download of {url} failed repeatedly: {reason}; try again")]
+    ConnectionLost { url: String, reason: String },
     #[error("the file has the {algorithm} checksum {found}, not {given}: correct `checksum` or the URL")]
     Checksum {
         algorithm: ChecksumAlgorithm,
@@ -63,7 +65,7 @@ pub enum VolumeError {
     )]
     Larger { needed: u64, size: u64 },
     #[error("the disk has more than the {size} bytes of the claim: request more")]
-    Endless { size: u64 },
+    LargerThanClaim { size: u64 },
     #[error("the import needs {needed} bytes, and {} has {free} to spare: free space, and try again", path.display())]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
     #[error("the file system of {} is full: free space, and try again", path.display())]
@@ -98,8 +100,10 @@ impl VolumeError {
     /// Why an attempt failed that another one follows.
     pub fn of_attempt(&self) -> String {
         match self {
-            VolumeError::Busy { status, .. } => format!("the server answered with HTTP status {status}"),
-            VolumeError::Broken { reason, .. } => reason.clone(),
+            VolumeError::Unavailable { status, .. } => {
+                format!("the server answered with HTTP status {status}")
+            }
+            VolumeError::ConnectionLost { reason, .. } => reason.clone(),
             other => other.to_string(),
         }
     }
@@ -108,7 +112,9 @@ impl VolumeError {
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,
-            VolumeError::Busy { .. } | VolumeError::Unreachable { .. } | VolumeError::Broken { .. }
+            VolumeError::Unavailable { .. }
+                | VolumeError::Unreachable { .. }
+                | VolumeError::ConnectionLost { .. }
         )
     }
 }

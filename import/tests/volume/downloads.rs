@@ -145,7 +145,7 @@ fn a_server_that_always_begins_anew_is_given_up() {
         VolumeSource::Http(http(&format!("http://{name}/a"))),
         None,
     );
-    assert!(reason.contains("broke too often"), "{reason}");
+    assert!(reason.contains("failed repeatedly"), "{reason}");
     assert_eq!(attempts.load(Ordering::Relaxed), 6);
 }
 

@@ -1,4 +1,4 @@
-//! What can still be read of an object's file that a person broke.
+//! Reads what it can from the file of an object that is damaged.
 
 use std::fs::File;
 use std::io::Read;

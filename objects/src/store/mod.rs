@@ -52,7 +52,7 @@ pub struct Applied {
     pub before: Option<Value>,
 }
 
-/// What an apply did.
+/// The result of an apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Created,
@@ -164,7 +164,7 @@ impl ObjectStore {
         Ok(applied)
     }
 
-    /// What [`apply`](Self::apply) would do.
+    /// The result that [`apply`](Self::apply) would have.
     ///
     /// # Errors
     /// See there.

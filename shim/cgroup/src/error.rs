@@ -47,7 +47,7 @@ pub enum CgroupError {
     #[error("linux.resources.unified: {0:?} is not a cgroup file")]
     BadFile(String),
     /// The calling process would have to kill itself.
-    #[error("{}: this process is in the cgroup, and does not remove it", .0.display())]
+    #[error("{}: refusing to remove the cgroup of this process", .0.display())]
     OwnCgroup(PathBuf),
     /// A system call on a cgroup file failed.
     #[error("{}: {source}", path.display())]

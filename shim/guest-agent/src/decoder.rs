@@ -166,9 +166,9 @@ mod tests {
         fn splits_do_not_matter(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(SENTINEL), any::<u8>()], 0..300),
             part in 1usize..20,
-            in_step: bool,
+            is_synchronized: bool,
         ) {
-            let mode = if in_step { Mode::InStep } else { Mode::Hunting };
+            let mode = if is_synchronized { Mode::InStep } else { Mode::Hunting };
             let run = |parts: &mut dyn Iterator<Item = &[u8]>| {
                 let mut decoder = decoder(mode);
                 let mut lines = Vec::new();

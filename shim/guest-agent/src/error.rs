@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The agent does not have the command, or its configuration or a freeze has switched it off.
-    #[error("the guest agent does not carry out {command}: {desc}")]
+    #[error("the guest agent does not support {command}: {desc}")]
     CommandNotFound {
         command: &'static str,
         /// The agent's text, made visible.
@@ -67,7 +67,7 @@ pub enum Fault {
     Flood(usize),
     /// This many replies to other synchronisations arrived.
     #[error("{0} replies to other synchronisations arrived before it")]
-    Strays(usize),
+    StaleReplies(usize),
     /// Not JSON, or not of the command's type. The text is made visible.
     #[error("{0}")]
     Malformed(String),

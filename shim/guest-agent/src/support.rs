@@ -26,7 +26,7 @@ pub const SSH_COMMANDS: [&str; 3] = [
 /// Commands for access credentials with passwords.
 pub const PASSWORD_COMMANDS: [&str; 1] = ["guest-set-user-password"];
 
-/// What a VMI's access credentials need of the agent.
+/// Commands of the agent that a VMI's access credentials need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequiredCommands {
     /// Public keys with the propagation method `qemuGuestAgent`.
@@ -40,7 +40,7 @@ pub struct RequiredCommands {
 pub enum Unsupported {
     #[error("the guest agent lacks the basic commands {}", .0.join(", "))]
     Basic(Vec<&'static str>),
-    /// Those of [`SSH_COMMANDS`].
+    /// The commands of [`SSH_COMMANDS`].
     #[error("the guest agent lacks {} for public keys", .0.join(", "))]
     Ssh(Vec<&'static str>),
     #[error("the guest agent lacks {} for passwords", .0.join(", "))]
@@ -79,7 +79,7 @@ impl AgentInfo {
             .is_some_and(|known| known.enabled)
     }
 
-    /// Those of `commands` that the agent lacks or has switched off.
+    /// The commands among `commands` that the agent lacks or has disabled.
     #[must_use]
     pub fn missing(&self, commands: &[&'static str]) -> Vec<&'static str> {
         let lacks = |command: &&&'static str| !self.supports(command);

@@ -22,7 +22,7 @@ pub fn owner() -> (Uid, Gid) {
 ///
 /// # Errors
 /// The first call's, if this process may not act as another user; else the second call's.
-pub fn or_as_launcher<T: Send>(call: impl Fn() -> io::Result<T> + Sync) -> io::Result<T> {
+pub fn retry_as_launcher<T: Send>(call: impl Fn() -> io::Result<T> + Sync) -> io::Result<T> {
     match call() {
         Err(denied) if denied.raw_os_error() == Some(libc::EACCES) => {
             as_launcher(&call).unwrap_or(Err(denied))
@@ -77,7 +77,7 @@ mod tests {
     fn only_a_denied_call_is_repeated_and_not_by_everybody() {
         let calls = std::sync::atomic::AtomicU32::new(0);
         let fail = |code| {
-            let failed: io::Result<()> = or_as_launcher(|| {
+            let failed: io::Result<()> = retry_as_launcher(|| {
                 calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 Err(io::Error::from_raw_os_error(code))
             });

@@ -10,7 +10,7 @@ pub mod client;
 pub mod console;
 pub mod kvm;
 pub mod launch;
-mod log_limit;
+mod log_rate_limiter;
 pub mod monitor;
 pub mod program;
 pub mod snapshot;

@@ -65,7 +65,7 @@ impl PodNetwork {
         }
     }
 
-    /// The way out if the path is not a network namespace.
+    /// The remedy if the path is not a network namespace.
     pub(crate) fn hint(&self) -> &'static str {
         match self.by_option {
             true => ": name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net",

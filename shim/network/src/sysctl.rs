@@ -31,8 +31,8 @@ pub(super) fn set(name: &str, value: &str) -> Result<(), NetworkFault> {
     }
 }
 
-/// Those of `names` that are not 1, with their values, which a teardown restores. A sysctl that is 1 already was set by
-/// others, perhaps for another interface, and is not restored.
+/// The sysctls among `names` that are not 1, with their values, which a teardown restores. A sysctl that is 1 already
+/// was set by others, perhaps for another interface, and is not restored.
 pub(super) fn not_on(names: &[&str]) -> Result<Vec<(String, String)>, NetworkFault> {
     let mut found = Vec::new();
     for name in names {

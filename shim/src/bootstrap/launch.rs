@@ -43,12 +43,12 @@ pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Ad
         .spawn()
         .map_err(|error| format!("the shim's process: {error}"))?;
     prefer_over(child.id()).map_err(|error| format!("oom_score_adj of the shim: {error}"))?;
-    let mut said = String::new();
+    let mut answer = String::new();
     if let Some(stdout) = child.stdout.take() {
-        let read = stdout.take(MOST).read_to_string(&mut said);
+        let read = stdout.take(MOST).read_to_string(&mut answer);
         read.map_err(|error| format!("the shim's process: {error}"))?;
     }
-    match said.as_str() {
+    match answer.as_str() {
         LISTENING => Ok(()),
         "" => Err("the shim ended before it listened".into()),
         why => Err(why.trim_end().to_owned()),

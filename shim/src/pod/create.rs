@@ -173,8 +173,8 @@ impl Pod {
             Err(error) => return self.not_created(id, error, reply),
         };
         container.building = None;
-        for note in &built.vm.plan.notes {
-            info!(id, "{note}");
+        for warning in &built.vm.plan.warnings {
+            info!(id, "{warning}");
         }
         container.pid = built.pid;
         container.resources = built.resources;

@@ -175,7 +175,7 @@ impl Pod {
         let Some(container) = running else {
             return pending.close();
         };
-        info!(id, "the VMI came");
+        info!(id, "received the VMI");
         let (stop, stopped) = BuildStop::new();
         container.launching = Some(Launching::Building { exit: None, stop });
         let builder = VmBuilder {
@@ -212,8 +212,8 @@ impl Pod {
             Ok(built) => *built,
             Err(failed) => return self.not_launched(id, launch, *failed, request, exit),
         };
-        for note in &built.vm.plan.notes {
-            info!(id, "{note}");
+        for warning in &built.vm.plan.warnings {
+            info!(id, "{warning}");
         }
         container.resources.cgroup = built.resources.cgroup;
         // They may be newer than those that the plan was checked against.
@@ -221,7 +221,7 @@ impl Pod {
             let limit = MemoryLimit::of_resources(Some(limits));
             let fits = limit.check(
                 &built.vm.plan,
-                &spec::called(&container.spec),
+                &spec::display_name(&container.spec),
                 "the guest's memory",
             );
             if let Err(error) = &fits {

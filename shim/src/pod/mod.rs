@@ -122,12 +122,12 @@ impl Pod {
                 self.finished = now || self.containers.is_empty();
                 let _ = reply.send(Ok(()));
             }
-            PodCommand::Outcome(told) => self.handle_outcome(told).await,
+            PodCommand::Outcome(outcome) => self.handle_outcome(outcome).await,
         }
     }
 
-    async fn handle_outcome(&mut self, told: TaskOutcome) {
-        match told {
+    async fn handle_outcome(&mut self, outcome: TaskOutcome) {
+        match outcome {
             TaskOutcome::Built(id, built, reply) => self.built(&id, built, reply),
             TaskOutcome::Prepared(id, resources, prepared, reply) => match prepared {
                 Ok(()) => {
@@ -178,9 +178,9 @@ impl Pod {
     fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) {
         let self_sender = self.self_sender.clone();
         tokio::spawn(async move {
-            let told = work.await;
+            let outcome = work.await;
             if let Some(self_sender) = self_sender.upgrade() {
-                let _ = self_sender.send(PodCommand::Outcome(told)).await;
+                let _ = self_sender.send(PodCommand::Outcome(outcome)).await;
             }
         });
     }
@@ -217,7 +217,7 @@ impl Pod {
         if let Some(vm) = &container.vm {
             MemoryLimit::of_resources(Some(resources)).check(
                 &vm.plan,
-                &spec::called(&container.spec),
+                &spec::display_name(&container.spec),
                 "the guest's memory",
             )?;
         }

@@ -48,7 +48,7 @@ pub fn annotation<'a>(spec: &'a Spec, key: &str) -> Option<&'a str> {
 
 /// Returns the name of a container for errors.
 #[must_use]
-pub fn called(spec: &Spec) -> String {
+pub fn display_name(spec: &Spec) -> String {
     let or_unknown = |key| annotation(spec, key).unwrap_or("?").to_owned();
     match annotation(spec, cri::CONTAINER_NAME) {
         Some(name) => format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oci_spec::runtime::Spec;
 
-use super::annotations::{COMPUTE, VOLUME_PREFIX, called};
+use super::annotations::{COMPUTE, VOLUME_PREFIX, display_name};
 use super::error::SpecError;
 
 /// Container that prints the guest's console.
@@ -87,7 +87,7 @@ fn launcher_args(spec: &Spec, args: &[String]) -> Result<LauncherArgs, SpecError
     };
     let required = |flag| {
         value(flag).cloned().ok_or_else(|| SpecError::LauncherFlag {
-            container: called(spec),
+            container: display_name(spec),
             flag,
         })
     };

@@ -20,7 +20,7 @@ mod network;
 mod role;
 mod vm;
 
-pub use annotations::{annotation, called, uid};
+pub use annotations::{annotation, display_name, uid};
 pub use error::SpecError;
 pub use launcher::LauncherArgs;
 pub use limit::MemoryLimit;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use husk_monitor::vm_environment::PodNetwork;
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 
-use super::annotations::called;
+use super::annotations::display_name;
 use super::error::SpecError;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -21,7 +21,7 @@ pub fn network(vm: &Spec, sandbox: Option<&Spec>) -> Result<Option<PodNetwork>, 
         // The namespace does not exist yet. The VM gets one of its own, as with `husk run`.
         Some(None) => Ok(None),
         None => Err(SpecError::NodeNetwork {
-            container: called(vm),
+            container: display_name(vm),
         }),
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter};
 
 use oci_spec::runtime::Spec;
 
-use super::annotations::{COMPUTE, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri};
+use super::annotations::{COMPUTE, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, cri, display_name};
 use super::error::SpecError;
 use super::launcher::{LauncherArgs, LauncherContainer, launcher_container};
 use super::vm::{load_vmi, volumes_of};
@@ -66,11 +66,11 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
         return match (vmi, volume) {
             (Some(_), _) => Ok(Role::Vm),
             (None, Some(volume)) => Err(SpecError::VolumeAlone {
-                container: called(spec),
+                container: display_name(spec),
                 volume: volume.to_owned(),
             }),
             (None, None) => Err(SpecError::NoVmi {
-                container: called(spec),
+                container: display_name(spec),
             }),
         };
     };
@@ -82,7 +82,7 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
         return match vmi {
             Some(_) => Ok(Role::Vm),
             None => Err(SpecError::NoVmi {
-                container: called(spec),
+                container: display_name(spec),
             }),
         };
     }
@@ -95,7 +95,7 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
         return Ok(Role::Volume(volume.to_owned()));
     }
     Err(SpecError::Neither {
-        container: called(spec),
+        container: display_name(spec),
         vm: vm.to_owned(),
     })
 }

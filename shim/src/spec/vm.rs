@@ -13,7 +13,7 @@ use husk_volumes::PodMounts;
 use oci_spec::runtime::Spec;
 use uuid::Uuid;
 
-use super::annotations::{VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
+use super::annotations::{VMI, VOLUME, VOLUME_PREFIX, annotation, cri, display_name, uid};
 use super::devices::devices;
 use super::error::SpecError;
 use super::limit::MemoryLimit;
@@ -51,7 +51,7 @@ impl VmContainer {
         let resources = offer.resources(vmi, spec)?;
         let plan = plan(&offer.at_start(vmi), &resources).map_err(SpecError::Fields)?;
         offer.check_writable(vmi, &plan)?;
-        limit.check(&plan, &called(spec), &vmi.memory_field())?;
+        limit.check(&plan, &display_name(spec), &vmi.memory_field())?;
         Ok(VmContainer {
             vmi: serde_json::json!({
                 "name": vmi.name,
@@ -76,7 +76,7 @@ impl VmContainer {
 /// There is none, or it is no manifest of one VMI.
 pub fn annotated_vmi(spec: &Spec) -> Result<Vmi, SpecError> {
     let text = annotation(spec, VMI).ok_or_else(|| SpecError::NoVmi {
-        container: called(spec),
+        container: display_name(spec),
     })?;
     load_vmi(text, spec)
 }

@@ -229,11 +229,11 @@ async fn copy(
 ) -> Sink {
     let mut lost = 0;
     loop {
-        let said = tokio::select! {
-            said = output.recv() => said,
+        let received = tokio::select! {
+            received = output.recv() => received,
             _ = &mut ended => None,
         };
-        let bytes = match said.and_then(|said| said.output) {
+        let bytes = match received.and_then(|received| received.output) {
             Some(Output::Data(data)) => data,
             Some(Output::SkippedBytes(bytes)) => {
                 format!("\r\n[husk: {bytes} bytes of console output were not read in time]\r\n").into_bytes()

@@ -44,7 +44,7 @@ pub enum VolumeFault {
         directory: PathBuf,
         /// `HUSK_SCRATCH_DIR` is set.
         chosen: bool,
-        /// Not a `source`: the message contains it before the way out.
+        /// Not a `source`: the message contains it before the remedy.
         cause: io::Error,
     },
     /// The file has the wrong type.

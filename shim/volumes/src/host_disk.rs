@@ -157,8 +157,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/disk.img");
         let missing = find(&path, None).unwrap_err().to_string();
-        let way_out = "create it, or set hostDisk.type to DiskOrCreate and hostDisk.capacity";
-        assert_eq!(missing, format!("{} does not exist: {way_out}", path.display()));
+        let remedy = "create it, or set hostDisk.type to DiskOrCreate and hostDisk.capacity";
+        assert_eq!(missing, format!("{} does not exist: {remedy}", path.display()));
         find(&path, Some(3 * MIB + 1)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
         find(&path, Some(9 * MIB)).unwrap();

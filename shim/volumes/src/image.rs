@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_whose_end_direct_io_does_not_reach_does_without() {
+    fn an_image_of_unaligned_size_uses_the_page_cache() {
         // tmpfs does direct I/O of whole pages only, and none before Linux 6.6.
         let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         let fd = OwnedFd::from(file.reopen().unwrap());

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use husk_launcher_user::or_as_launcher;
+use husk_launcher_user::retry_as_launcher;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
 use super::file_identity::FileIdentity;
@@ -53,7 +53,7 @@ impl ImageHandle {
 /// The kernel's error.
 pub fn reopen(file: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    or_as_launcher(|| Ok(open(&path, flags | OFlags::CLOEXEC, Mode::empty())?))
+    retry_as_launcher(|| Ok(open(&path, flags | OFlags::CLOEXEC, Mode::empty())?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use husk_launcher_user::or_as_launcher;
+use husk_launcher_user::retry_as_launcher;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
 
 use super::image_handle::reopen;
@@ -23,7 +23,7 @@ pub(super) struct PathHandle {
 impl PathHandle {
     /// Looks up a path with the caller's rights. Symbolic links are followed.
     pub(super) fn on_host(path: &Path) -> io::Result<PathHandle> {
-        let fd = or_as_launcher(|| Ok(openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?))?;
+        let fd = retry_as_launcher(|| Ok(openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?))?;
         PathHandle::new(fd, path.to_owned())
     }
 
@@ -31,7 +31,7 @@ impl PathHandle {
     /// directory.
     pub(super) fn beneath(directory: &Path, path: &Path) -> io::Result<PathHandle> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = or_as_launcher(|| Ok(open(directory, flags, Mode::empty())?))?;
+        let root = retry_as_launcher(|| Ok(open(directory, flags, Mode::empty())?))?;
         PathHandle::below(&root, directory, path)
     }
 
@@ -53,7 +53,7 @@ impl PathHandle {
 
     fn look_up(root: &OwnedFd, directory: &Path, path: &Path, how: ResolveFlags) -> io::Result<PathHandle> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let fd = or_as_launcher(|| Ok(openat2(root, path, flags, Mode::empty(), how)?))?;
+        let fd = retry_as_launcher(|| Ok(openat2(root, path, flags, Mode::empty(), how)?))?;
         PathHandle::new(fd, directory.join(path))
     }
 

@@ -78,7 +78,7 @@ impl PathPolicy {
         let create = || {
             host_disk::create_in(&found, IMAGE, bytes, |image| {
                 if let Err(error) = fchown(image, Some(user), Some(group)) {
-                    warn!(path = %path.display(), %error, "the new image keeps its owner");
+                    warn!(path = %path.display(), %error, "cannot change the owner of the new image");
                 }
             })
         };

@@ -68,7 +68,7 @@ impl ScratchDir {
             if name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
                 && let Err(error) = std::fs::remove_file(entry.path())
             {
-                warn!(path = %entry.path().display(), %error, "a file of the VM's earlier start stays");
+                warn!(path = %entry.path().display(), %error, "cannot remove a file of the VM's earlier start");
             }
         }
     }

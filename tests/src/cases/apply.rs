@@ -194,7 +194,7 @@ fn life(ctx: &TestContext) -> Result<()> {
     apply(ctx, "manifests/objects.yaml", &objects())?.ok()?;
     std::fs::write(ctx.path("manifests/vm.json"), whole_vm().to_string())?;
     husk(ctx, &["apply", "-f", "manifests"])?.says(&[
-        "note: manifests/objects.yaml: web: Service web is ignored",
+        "warning: manifests/objects.yaml: web: Service web is ignored",
         "secret/key unchanged",
         "persistentvolumeclaim/data unchanged",
         "virtualmachine.kubevirt.io/whole created",
@@ -363,7 +363,7 @@ fn run_strategies(ctx: &TestContext) -> Result<()> {
     husk(ctx, &["start", "manual"])?.ok()?;
     husk(ctx, &["stop", "--force", "manual"])?.says(&["manual: stopped"])?;
     let removed = husk(ctx, &["start", "manual"]).and_then(|_| husk(ctx, &["rm", "manual"]))?;
-    removed.fails_with(2, &["is a VM of the store: `husk stop manual`"])?;
+    removed.fails_with(2, &["is a VM of `husk apply`: `husk stop manual`"])?;
     let changed = vm("manual", "Halted");
     apply(ctx, "vm.yaml", &[changed])?.says(&["manual: stopped"])?;
     husk(ctx, &["delete", "vm", "manual"])?.ok()?;

@@ -48,7 +48,7 @@ fn pull(ctx: &TestContext, image: &str, home: &str, login: bool) -> Result<Comma
     ctx.finish(husk(ctx, &["images", "pull", image], home, login), TIMEOUT)
 }
 
-/// Each is one line that names the way out, and leaves nothing.
+/// Each is one line that names the remedy, and leaves nothing.
 fn refusals(ctx: &TestContext) -> Result<()> {
     let trusted = ctx.path("home/.config/containers/certs.d").join(ADDRESS);
     let distrusted = ctx.path("stranger/.config/containers/certs.d").join(ADDRESS);

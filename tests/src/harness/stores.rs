@@ -200,7 +200,7 @@ impl Stores<'_> {
             return Ok(text);
         }
         // A note names a file that cannot be read.
-        let (notes, lines): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with("note: "));
+        let (notes, lines): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with("warning: "));
         ensure!(notes.iter().all(|note| note.contains(BROKEN)), "{notes:?}");
         Ok(lines.join("\n"))
     }

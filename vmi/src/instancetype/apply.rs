@@ -1,4 +1,4 @@
-//! What an instance type gives a VMI. A field that both give is a conflict.
+//! Applies an instance type to a VMI. A field that both set is a conflict.
 
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Expansion of a VirtualMachine: its VMI with what instance type and preference give it.
 //!
 //! Order, rules, texts and paths are those of KubeVirt v1.9: its webhooks for VirtualMachines, `expand-spec`, and the
-//! controller that creates the VMI. A field is written as if the manifest had it, so it is honoured, noted or refused
+//! controller that creates the VMI. A field is written as if the manifest had it, so it is honoured, ignored or refused
 //! like there.
 
 mod apply;
@@ -27,7 +27,7 @@ use crate::types::{InstancetypeSpec, PreferenceSpec};
 
 pub use lookup::Lookup;
 
-/// What a VirtualMachine becomes.
+/// A VirtualMachine that its instance type and preference have been applied to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expansion {
     /// The VMI. [`validate`](crate::validate) has not checked it.

@@ -1,4 +1,5 @@
-//! What a preference gives a VMI: only what neither the VM nor its instance type gives, with KubeVirt's exceptions.
+//! Applies a preference to a VMI: it sets the fields that neither the VM nor its instance type sets, with KubeVirt's
+//! exceptions.
 
 use serde_json::{Map, Value};
 

@@ -10,7 +10,7 @@ use super::metadata::{DEFAULT_NAMESPACE, Metadata};
 use super::run_strategy;
 use super::vmi::Vmi;
 use crate::field::FieldError;
-use crate::schema::{Findings, VM_SPEC, VMI_SPEC, check};
+use crate::schema::{Diagnostics, VM_SPEC, VMI_SPEC, check};
 use crate::types::Spec;
 
 /// Path of the VMI's spec in a VirtualMachine.
@@ -39,7 +39,7 @@ pub(crate) fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError
     found.merge(check_template(&template));
     let metadata = Metadata::of(object.get("metadata"));
     metadata.check(&mut found.schema);
-    run_strategy::note(&vm, &mut found);
+    run_strategy::add_warning(&vm, &mut found);
     of_template(found, &metadata, &template)
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn expanded(metadata: &Metadata, template: &Value) -> Result<Vmi, Vec
 }
 
 /// Checks the spec in a template. One that is no object is the caller's error.
-pub(crate) fn check_template(template: &Value) -> Findings {
-    let mut found = Findings::default();
+pub(crate) fn check_template(template: &Value) -> Diagnostics {
+    let mut found = Diagnostics::default();
     if template.is_object() {
         match template.get("spec") {
             Some(spec) => found.merge(check(spec, &VMI_SPEC, TEMPLATE_SPEC)),
@@ -63,7 +63,7 @@ pub(crate) fn check_template(template: &Value) -> Findings {
     found
 }
 
-fn of_template(mut found: Findings, vm: &Metadata, template: &Value) -> Result<Vmi, Vec<FieldError>> {
+fn of_template(mut found: Diagnostics, vm: &Metadata, template: &Value) -> Result<Vmi, Vec<FieldError>> {
     let mut spec = spec(template.get("spec"), TEMPLATE_SPEC, &mut found);
     if spec.domain.firmware.uuid.is_none() {
         spec.domain.firmware.uuid = Some(vm_uuid(vm).to_string());
@@ -87,7 +87,7 @@ fn vm_uuid(vm: &Metadata) -> Uuid {
 }
 
 /// Checks the object without the VMI spec, which is deeper in a VirtualMachine.
-fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::FieldType) -> Findings {
+fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::FieldType) -> Diagnostics {
     let mut found = check(&Value::Object(object.clone()), &crate::schema::OBJECT, path);
     match object.get("spec") {
         Some(value) => found.merge(check(value, spec, "spec")),
@@ -99,7 +99,7 @@ fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::Field
 }
 
 /// Reads a spec that matches the schema; otherwise returns an empty one, and `found` has the errors.
-fn spec(value: Option<&Value>, path: &str, found: &mut Findings) -> Spec {
+fn spec(value: Option<&Value>, path: &str, found: &mut Diagnostics) -> Spec {
     let Some(value) = value.filter(|_| found.schema.is_empty()) else {
         return Spec::default();
     };
@@ -110,7 +110,7 @@ fn spec(value: Option<&Value>, path: &str, found: &mut Findings) -> Spec {
 }
 
 fn build(
-    found: Findings,
+    found: Diagnostics,
     name: String,
     namespace: String,
     metadata: Metadata,
@@ -133,6 +133,6 @@ fn build(
         document: None,
         path,
         unsupported: found.unsupported,
-        notes: found.notes,
+        warnings: found.warnings,
     })
 }

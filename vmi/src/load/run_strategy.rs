@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::field::{FieldError, Note};
-use crate::schema::Findings;
+use crate::field::{FieldError, Warning};
+use crate::schema::Diagnostics;
 
 /// `spec.runStrategy` of a VirtualMachine; `spec.running` is `Always` or `Halted`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +50,15 @@ impl RunStrategy {
     }
 }
 
-/// Notes how far Husk follows the strategy of a VM that it runs without a manager of VMs.
-pub(super) fn note(vm: &Value, found: &mut Findings) {
+/// Adds a warning about how far Husk follows the strategy of a VM that it runs without a manager of VMs.
+pub(super) fn add_warning(vm: &Value, found: &mut Diagnostics) {
     const STARTED: &str = "a cluster would leave this VM stopped; Husk starts it";
     const ENDED: &str = "a cluster would restart this VM after its end; Husk does not";
     match RunStrategy::of(vm) {
         Ok((RunStrategy::Always | RunStrategy::RerunOnFailure, field)) => {
-            found.notes.push(Note::new(field, ENDED));
+            found.warnings.push(Warning::new(field, ENDED));
         }
-        Ok((RunStrategy::Halted, field)) => found.notes.push(Note::new(field, STARTED)),
+        Ok((RunStrategy::Halted, field)) => found.warnings.push(Warning::new(field, STARTED)),
         Ok((RunStrategy::Manual | RunStrategy::Once, _)) => {}
         Err(error) => found.schema.push(error),
     }

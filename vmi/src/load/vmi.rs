@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::claim::ClaimSize;
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::types::Spec;
 
 /// A VirtualMachineInstance, or the one that a VirtualMachine describes.
@@ -33,8 +33,8 @@ pub struct Vmi {
     pub(crate) path: &'static str,
     /// Valid but unsupported fields found by the schema check.
     pub(crate) unsupported: Vec<FieldError>,
-    /// Notes about ignored fields found by the schema check.
-    pub(crate) notes: Vec<Note>,
+    /// Warnings about ignored fields found by the schema check.
+    pub(crate) warnings: Vec<Warning>,
 }
 
 impl Vmi {

@@ -6,7 +6,7 @@ use super::{ObjectKind, check_name, object, text, texts};
 use crate::field::FieldError;
 use crate::load::Metadata;
 use crate::quantity::Quantity;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 
 /// A PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(super) enum Holder {
     Storage(bool),
 }
 
-pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Findings) -> ObjectKind {
+pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Diagnostics) -> ObjectKind {
     let spec = super::object(object, "spec").cloned().unwrap_or_default();
     let spec = ClaimSpec::of(&spec, Holder::Claim, "spec", &mut found.schema);
     ObjectKind::PersistentVolumeClaim(PersistentVolumeClaim { metadata, spec })

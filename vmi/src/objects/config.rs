@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{ObjectKind, keys, text};
 use crate::field::FieldError;
 use crate::load::Metadata;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 
 /// A Secret. Its values are not in its `Debug` output.
 #[derive(Clone, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl ConfigMap {
 pub(super) fn read_secret(
     object: &Map<String, Value>,
     metadata: Metadata,
-    found: &mut Findings,
+    found: &mut Diagnostics,
 ) -> ObjectKind {
     let errors = &mut found.schema;
     let mut data = keys::bytes(object, "data", errors);
@@ -113,7 +113,7 @@ fn check_type(secret_type: &str, data: &BTreeMap<String, Vec<u8>>, errors: &mut 
 pub(super) fn read_config_map(
     object: &Map<String, Value>,
     metadata: Metadata,
-    found: &mut Findings,
+    found: &mut Diagnostics,
 ) -> ObjectKind {
     let errors = &mut found.schema;
     let data = keys::texts(object, "data", errors);

@@ -7,7 +7,7 @@ use super::source::{HttpSource, RegistrySource};
 use super::{ObjectKind, check_name, object, text};
 use crate::field::FieldError;
 use crate::load::Metadata;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 
 /// A DataVolume: a claim of the same name and labels, with the data of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ const SOURCES: [&str; 10] = [
     "http", "s3", "gcs", "registry", "pvc", "upload", "blank", "imageio", "vddk", "snapshot",
 ];
 
-pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Findings) -> ObjectKind {
+pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Diagnostics) -> ObjectKind {
     ObjectKind::DataVolume(DataVolume::of(object, metadata, "", &mut found.schema))
 }
 

@@ -7,7 +7,7 @@ use super::ObjectKind;
 use crate::field::FieldError;
 use crate::instancetype::spread;
 use crate::load::Metadata;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 use crate::types::{InstancetypeSpec, PreferenceSpec};
 
 /// A VirtualMachineInstancetype, or a VirtualMachineClusterInstancetype: its namespace is empty.
@@ -45,7 +45,7 @@ const TOPOLOGIES: &[&str] = &[
 pub(super) fn read_instancetype(
     object: &Map<String, Value>,
     metadata: Metadata,
-    found: &mut Findings,
+    found: &mut Diagnostics,
 ) -> ObjectKind {
     let spec: InstancetypeSpec = spec(object, found);
     if spec.memory.overcommit_percent != 0 && spec.memory.hugepages.is_some() {
@@ -59,7 +59,7 @@ pub(super) fn read_instancetype(
 pub(super) fn read_preference(
     object: &Map<String, Value>,
     metadata: Metadata,
-    found: &mut Findings,
+    found: &mut Diagnostics,
 ) -> ObjectKind {
     let spec: PreferenceSpec = spec(object, found);
     let mut refuse = |field: &str, text: String| found.schema.push(FieldError::invalid(field, text));
@@ -88,9 +88,9 @@ pub(super) fn read_preference(
 }
 
 /// Reads a spec that matches the schema. Its fields' support is that of the VMI's fields that they are written to.
-fn spec<T: DeserializeOwned + Default>(object: &Map<String, Value>, found: &mut Findings) -> T {
+fn spec<T: DeserializeOwned + Default>(object: &Map<String, Value>, found: &mut Diagnostics) -> T {
     found.unsupported.clear();
-    found.notes.clear();
+    found.warnings.clear();
     let spec = object.get("spec").cloned().unwrap_or_default();
     serde_json::from_value(spec).unwrap_or_else(|error| {
         found.schema.push(FieldError::invalid("spec", error.to_string()));

@@ -17,9 +17,9 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::field::{FieldError, Note, OneLine};
+use crate::field::{FieldError, OneLine, Warning};
 use crate::load::{Header, KUBEVIRT, KUBEVIRT_VERSIONS, LoadError, Metadata, Vmi, read_documents, read_vmi};
-use crate::schema::{FieldType, Findings, check};
+use crate::schema::{Diagnostics, FieldType, check};
 
 pub use crate::load::RunStrategy;
 pub use claim::{AccessMode, ClaimSpec, PersistentVolumeClaim, VolumeMode};
@@ -36,15 +36,15 @@ pub use virtual_machine::{InferFromVolumeFailurePolicy, Matcher, VirtualMachine}
 pub struct Object {
     /// Name of its document in messages; none if the manifest has one document only.
     pub document: Option<String>,
-    /// Notes about ignored fields. Those of a VMI are [`notes`](crate::notes).
-    pub notes: Vec<Note>,
+    /// Warnings about ignored fields. Those of a VMI are [`warnings`](crate::warnings).
+    pub warnings: Vec<Warning>,
     /// The object as the manifest has it, without null values.
     pub value: Value,
     /// The object itself.
     pub kind: ObjectKind,
 }
 
-/// What an object is.
+/// The kind of an object, with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectKind {
     /// `v1`
@@ -114,11 +114,11 @@ impl ObjectKind {
 pub fn read_objects(text: &str) -> Result<Vec<Object>, LoadError> {
     read_documents(text, |value, document| {
         let header = Header::of(value)?;
-        let mut notes = Vec::new();
-        let kind = read(&header, document, &mut notes)?;
+        let mut warnings = Vec::new();
+        let kind = read(&header, document, &mut warnings)?;
         Ok(Object {
             document: document.clone(),
-            notes,
+            warnings,
             value: Value::Object(header.without_nulls()),
             kind,
         })
@@ -126,7 +126,7 @@ pub fn read_objects(text: &str) -> Result<Vec<Object>, LoadError> {
 }
 
 /// Reads a checked object; `found` has no errors yet, but may get some.
-type Reader = fn(&Map<String, Value>, Metadata, &mut Findings) -> ObjectKind;
+type Reader = fn(&Map<String, Value>, Metadata, &mut Diagnostics) -> ObjectKind;
 
 /// Maximum number of errors reported for one object.
 const MOST: usize = 100;
@@ -136,7 +136,7 @@ const INSTANCETYPE: &str = "instancetype.kubevirt.io";
 fn read(
     header: &Header,
     document: &Option<String>,
-    notes: &mut Vec<Note>,
+    warnings: &mut Vec<Warning>,
 ) -> Result<ObjectKind, Vec<FieldError>> {
     use crate::schema;
     let (group, versions, scope, schema, reader): (_, _, _, &FieldType, Reader) = match header.kind {
@@ -216,7 +216,7 @@ fn read(
     if let ObjectKind::VirtualMachine(vm) = &mut kind {
         vm.document.clone_from(document);
     }
-    *notes = found.notes;
+    *warnings = found.warnings;
     Ok(kind)
 }
 

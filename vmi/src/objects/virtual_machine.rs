@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{DataVolume, ObjectKind, text};
 use crate::field::FieldError;
 use crate::load::{Metadata, RunStrategy, check_template};
-use crate::schema::{Findings, WHOLE_VM_SPEC, check};
+use crate::schema::{Diagnostics, WHOLE_VM_SPEC, check};
 
 /// A VirtualMachine. [`expand`](crate::instancetype::expand) makes its VMI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum InferFromVolumeFailurePolicy {
     Ignore,
 }
 
-pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Findings) -> ObjectKind {
+pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut Diagnostics) -> ObjectKind {
     let empty = Value::Object(Map::new());
     let spec = object.get("spec").unwrap_or(&empty);
     found.merge(check(spec, &WHOLE_VM_SPEC, "spec"));
@@ -65,7 +65,7 @@ pub(super) fn read(object: &Map<String, Value>, metadata: Metadata, found: &mut 
         },
         |(strategy, _)| strategy,
     );
-    let matcher = |name, found: &mut Findings| {
+    let matcher = |name, found: &mut Diagnostics| {
         let matcher = spec.get(name)?.as_object()?;
         Some(Matcher::of(matcher, name, &mut found.schema))
     };

@@ -3,7 +3,7 @@
 use super::disk::{DeviceType, DiskPlan, DiskSource};
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources};
 use super::volume_source::{KERNEL_VOLUME, relative};
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::load::Vmi;
 use crate::types::KernelBoot;
 
@@ -16,7 +16,7 @@ pub(super) fn plan(
     disks: &[DiskPlan],
     resources: &PodResources,
     errors: &mut Vec<FieldError>,
-    notes: &mut Vec<Note>,
+    warnings: &mut Vec<Warning>,
 ) -> BootPlan {
     let given = resources.kernel.clone().unwrap_or_default();
     let kernel_boot = vmi
@@ -28,7 +28,7 @@ pub(super) fn plan(
         .filter(|boot| boot.container.is_some());
     if given.kernel.is_some() || kernel_boot.is_some() {
         for path in interface_boot_orders(vmi) {
-            notes.push(Note::new(
+            warnings.push(Warning::new(
                 path,
                 "is ignored: booting from the network is not supported; the kernel is booted",
             ));
@@ -37,7 +37,7 @@ pub(super) fn plan(
     let boot = match (given.kernel.clone(), kernel_boot) {
         (Some(kernel), manifest) => {
             if manifest.is_some() {
-                notes.push(Note::new(
+                warnings.push(Warning::new(
                     vmi.at("domain.firmware.kernelBoot"),
                     "is overridden by --kernel",
                 ));
@@ -55,7 +55,7 @@ pub(super) fn plan(
                 let path = vmi.at("domain.firmware.kernelBoot");
                 errors.push(FieldError::required(path, "--initrd requires --kernel"));
             }
-            from_disks(vmi, disks, given.append, errors, notes)
+            from_disks(vmi, disks, given.append, errors, warnings)
         }
     };
     if let BootPlan::Kernel { command_line, .. }
@@ -134,7 +134,7 @@ fn from_disks(
     disks: &[DiskPlan],
     append: Option<String>,
     errors: &mut Vec<FieldError>,
-    notes: &mut Vec<Note>,
+    warnings: &mut Vec<Warning>,
 ) -> BootPlan {
     let loaded = || disks.iter().filter(|disk| disk.source != DiskSource::Empty);
     let mut ordered: Vec<&DiskPlan> = loaded().filter(|disk| disk.boot_order.is_some()).collect();
@@ -146,7 +146,7 @@ fn from_disks(
                 "booting from the network is not supported; boot a disk or a kernel",
             ));
         } else {
-            notes.push(Note::new(
+            warnings.push(Warning::new(
                 path,
                 "is ignored: booting from the network is not supported; the disks are tried",
             ));

@@ -10,7 +10,7 @@ use super::{boot, credentials, disks, io_threads, machine, nics, volume_source};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::Feature;
-use crate::validate::{notes, validate};
+use crate::validate::{validate, warnings};
 
 /// Default grace period in seconds.
 const GRACE_PERIOD: u64 = 30;
@@ -24,7 +24,7 @@ const GRACE_PERIOD: u64 = 30;
 pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldError>> {
     validate(vmi)?;
     let mut errors = Vec::new();
-    let mut notes = notes(vmi);
+    let mut warnings = warnings(vmi);
 
     let domain = &vmi.spec.domain;
     let devices = &domain.devices;
@@ -44,7 +44,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
     let mut disks = disks::plan(vmi, uuid, queues, resources, &mut errors);
     io_threads::assign(vmi, topology, &mut disks);
     let credentials = credentials::plan(vmi, resources, &mut errors);
-    let boot = boot::plan(vmi, &disks, resources, &mut errors, &mut notes);
+    let boot = boot::plan(vmi, &disks, resources, &mut errors, &mut warnings);
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -77,7 +77,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
         credentials,
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
-        notes,
+        warnings,
     })
 }
 

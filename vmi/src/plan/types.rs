@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::credentials::CredentialsPlan;
 use super::disk::{DiskPlan, ScsiController};
 use super::nic::NicPlan;
-use crate::field::Note;
+use crate::field::Warning;
 
 /// Resources that the caller provides in addition to the manifest.
 #[derive(Clone, Debug, Default)]
@@ -104,11 +104,12 @@ pub struct VmPlan {
     /// Access credentials.
     #[serde(skip_serializing_if = "CredentialsPlan::is_empty", default)]
     pub credentials: CredentialsPlan,
-    /// Notes about ignored or differently implemented fields.
-    pub notes: Vec<Note>,
+    /// Warnings about ignored or differently implemented fields.
+    #[serde(rename = "notes")]
+    pub warnings: Vec<Warning>,
 }
 
-/// What happens when the guest lets its watchdog run out.
+/// The action when the watchdog of the guest runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum WatchdogAction {

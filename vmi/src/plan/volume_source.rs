@@ -287,7 +287,7 @@ impl VolumeContext<'_> {
 }
 
 /// Data of a volume that is not in the manifest, such as an image.
-pub(super) enum OutsideData {
+pub(super) enum ExternalData {
     /// The caller gives it.
     Needed,
     /// The volume has a source without it.
@@ -296,7 +296,7 @@ pub(super) enum OutsideData {
     Refused,
 }
 
-impl OutsideData {
+impl ExternalData {
     pub(super) fn of(volume: &Volume) -> Self {
         let seeds = [&volume.cloud_init_no_cloud, &volume.cloud_init_config_drive];
         let needed = volume.container_disk.is_some()

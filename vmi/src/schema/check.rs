@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::field_type::{Field, FieldType, Support};
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::quantity::Quantity;
 
 /// Maximum number of errors reported for one document.
@@ -11,20 +11,20 @@ const MOST: usize = 100;
 
 /// Result of a check.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+pub(crate) struct Diagnostics {
     /// Violations of KubeVirt's schema.
     pub(crate) schema: Vec<FieldError>,
     /// Valid but unsupported fields.
     pub(crate) unsupported: Vec<FieldError>,
-    /// Notes about ignored fields.
-    pub(crate) notes: Vec<Note>,
+    /// Warnings about ignored fields.
+    pub(crate) warnings: Vec<Warning>,
     /// Number of schema violations beyond the limit.
     unlisted: usize,
 }
 
 /// Checks the value at `path`. Null means absent, as for KubeVirt.
-pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Findings {
-    let mut found = Findings::default();
+pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Diagnostics {
+    let mut found = Diagnostics::default();
     found.walk(value, kind, path, true);
     if found.unlisted > 0 {
         let text = format!("and {} more validation errors", found.unlisted);
@@ -33,12 +33,12 @@ pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Findings {
     found
 }
 
-impl Findings {
+impl Diagnostics {
     /// Adds the findings of another check.
     pub(crate) fn merge(&mut self, other: Self) {
         self.schema.extend(other.schema);
         self.unsupported.extend(other.unsupported);
-        self.notes.extend(other.notes);
+        self.warnings.extend(other.warnings);
     }
 
     /// With `check_support`, also reports unsupported fields. Below a field that was reported itself, only the schema is
@@ -119,7 +119,7 @@ impl Findings {
             };
             let check_this = check_support && !is_off(value);
             match field.support {
-                Support::Noted(why) if check_this => self.notes.push(Note::new(&path, why)),
+                Support::Ignored(why) if check_this => self.warnings.push(Warning::new(&path, why)),
                 Support::Refused(why) if check_this => {
                     self.unsupported.push(FieldError::unsupported(&path, why))
                 }

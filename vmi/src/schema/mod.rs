@@ -1,8 +1,8 @@
 //! A table of all fields of KubeVirt's VMI schema and of the objects around it: type, required or not, and support by
 //! Husk.
 //!
-//! The table guarantees that no valid field is ignored silently: a field is honoured, reported in a note, or refused with
-//! a reason.
+//! The table guarantees that no valid field is ignored silently: a field is honoured, reported in a warning, or refused
+//! with a reason.
 
 mod check;
 mod credentials;
@@ -14,7 +14,7 @@ mod objects;
 mod spec;
 mod volumes;
 
-pub(crate) use check::{Findings, check};
+pub(crate) use check::{Diagnostics, check};
 pub(crate) use field_type::FieldType;
 pub(crate) use instancetype::{INSTANCETYPE, PREFERENCE};
 pub(crate) use objects::{CONFIG_MAP, DATA_VOLUME, PERSISTENT_VOLUME_CLAIM, SECRET};

@@ -1,7 +1,9 @@
 //! `spec` of a VirtualMachineInstance and of a VirtualMachine, without devices and volumes.
 
 use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
-use super::field_type::{COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, noted, pod, refused};
+use super::field_type::{
+    COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, ignored, pod, refused,
+};
 use super::instancetype::MATCHER;
 use super::objects::DATA_VOLUME_TEMPLATE;
 use super::{
@@ -9,7 +11,7 @@ use super::{
 };
 
 const CLUSTER: &str = "is ignored: it only concerns the cluster";
-const PROBE_NOTE: &str = "is ignored: only the node agent of a cluster runs probes";
+const PROBE_WARNING: &str = "is ignored: only the node agent of a cluster runs probes";
 const POD_DNS: &str = "is ignored: it only concerns the pod, and the guest gets the name servers of its pod";
 const NO_PINNING: &str = "dedicated CPUs are not supported yet; vCPUs are scheduled by the host kernel";
 
@@ -23,17 +25,17 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     pod("schedulerName", Str),
     pod("tolerations", List(&Open(&[]))),
     pod("topologySpreadConstraints", List(&Open(&[]))),
-    noted("evictionStrategy", Str, CLUSTER),
+    ignored("evictionStrategy", Str, CLUSTER),
     honoured("startStrategy", Str),
     honoured("terminationGracePeriodSeconds", COUNT),
     honoured("volumes", List(&VOLUME)),
-    noted("livenessProbe", PROBE, PROBE_NOTE),
-    noted("readinessProbe", PROBE, PROBE_NOTE),
+    ignored("livenessProbe", PROBE, PROBE_WARNING),
+    ignored("readinessProbe", PROBE, PROBE_WARNING),
     honoured("hostname", Str),
     honoured("subdomain", Str),
     honoured("networks", List(&NETWORK)),
-    noted("dnsPolicy", Str, POD_DNS),
-    noted("dnsConfig", Object(DNS), POD_DNS),
+    ignored("dnsPolicy", Str, POD_DNS),
+    ignored("dnsConfig", Object(DNS), POD_DNS),
     honoured("accessCredentials", List(&ACCESS_CREDENTIAL)),
     honoured("architecture", Str),
     refused(
@@ -56,17 +58,17 @@ pub(crate) static VM_SPEC: FieldType = Object(&[
     refused(
         "instancetype",
         Open(&[]),
-        "instance types need a cluster; expand the VM there first (virtctl expand)",
+        "`husk run` does not read instance types: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
     ),
     refused(
         "preference",
         Open(&[]),
-        "preferences need a cluster; expand the VM there first (virtctl expand)",
+        "`husk run` does not read preferences: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
     ),
-    noted(
+    ignored(
         "dataVolumeTemplates",
         List(&Open(&[])),
-        "is ignored: only a cluster fills DataVolumes; pass the data with --volume NAME=PATH",
+        "is ignored: `husk run` fills no DataVolumes; use `husk apply`, or pass the data with --volume NAME=PATH",
     ),
     LIVE_UPDATE_FEATURES,
     UPDATE_VOLUMES_STRATEGY,
@@ -91,8 +93,8 @@ const TEMPLATE: Field = honoured(
     Object(&[honoured("metadata", METADATA), honoured("spec", Any)]),
 )
 .required();
-const LIVE_UPDATE_FEATURES: Field = noted("liveUpdateFeatures", Open(&[]), CLUSTER);
-const UPDATE_VOLUMES_STRATEGY: Field = noted("updateVolumesStrategy", Str, CLUSTER);
+const LIVE_UPDATE_FEATURES: Field = ignored("liveUpdateFeatures", Open(&[]), CLUSTER);
+const UPDATE_VOLUMES_STRATEGY: Field = ignored("updateVolumesStrategy", Str, CLUSTER);
 
 /// The object around a spec. Of `status` only the claims and the CID are read.
 pub(crate) static OBJECT: FieldType = Object(&[
@@ -121,17 +123,17 @@ const DOMAIN: &[Field] = &[
     honoured("clock", Object(CLOCK)),
     honoured("features", Object(FEATURES)),
     honoured("devices", Object(DEVICES)).required(),
-    noted(
+    ignored(
         "ioThreadsPolicy",
         Str,
         "is ignored: every virtio-blk disk has its own worker thread",
     ),
-    noted(
+    ignored(
         "ioThreads",
         IO_THREADS,
         "is ignored: every virtio-blk disk has its own worker thread",
     ),
-    noted(
+    ignored(
         "chassis",
         Object(CHASSIS),
         "is ignored: the SMBIOS chassis information is fixed",
@@ -160,7 +162,7 @@ const RESOURCES: &[Field] = &[
 const CPU: &[Field] = &[
     honoured("cores", U32),
     honoured("sockets", U32),
-    noted("maxSockets", U32, "is ignored: CPU hotplug is not supported yet"),
+    ignored("maxSockets", U32, "is ignored: CPU hotplug is not supported yet"),
     honoured("threads", U32),
     honoured("model", Str),
     refused(
@@ -186,7 +188,7 @@ pub(super) const CPU_FEATURES: FieldType = List(&Object(&[
 const MEMORY: &[Field] = &[
     honoured("hugepages", Object(&[honoured("pageSize", Str)])),
     honoured("guest", Quantity),
-    noted(
+    ignored(
         "maxGuest",
         Quantity,
         "is ignored: memory hotplug is not supported yet",
@@ -199,7 +201,7 @@ const FIRMWARE: &[Field] = &[
     honoured(
         "bootloader",
         Object(&[
-            noted(
+            ignored(
                 "bios",
                 Object(&[honoured("useSerial", Bool)]),
                 "is ignored: Husk runs no BIOS and boots the kernel in the disk image directly",
@@ -240,7 +242,8 @@ pub(super) const EFI: FieldType = Object(&[
     ),
 ]);
 
-const TIMER_NOTE: &str = "is ignored: the guest has kvmclock, the TSC and an RTC without periodic interrupts";
+const TIMER_WARNING: &str =
+    "is ignored: the guest has kvmclock, the TSC and an RTC without periodic interrupts";
 
 const CLOCK: &[Field] = &[
     honoured("utc", CLOCK_UTC),
@@ -251,11 +254,11 @@ const CLOCK: &[Field] = &[
 pub(super) const CLOCK_UTC: FieldType = Object(&[honoured("offsetSeconds", I64)]);
 
 pub(super) const CLOCK_TIMERS: FieldType = Object(&[
-    noted("hpet", TIMER, TIMER_NOTE),
-    noted("pit", TIMER, TIMER_NOTE),
-    noted("rtc", TIMER, TIMER_NOTE),
-    noted("hyperv", TIMER, TIMER_NOTE),
-    noted("kvm", TIMER, "is ignored: kvmclock is always on"),
+    ignored("hpet", TIMER, TIMER_WARNING),
+    ignored("pit", TIMER, TIMER_WARNING),
+    ignored("rtc", TIMER, TIMER_WARNING),
+    ignored("hyperv", TIMER, TIMER_WARNING),
+    ignored("kvm", TIMER, "is ignored: kvmclock is always on"),
 ]);
 
 const TIMER: FieldType = Object(&[
@@ -265,7 +268,7 @@ const TIMER: FieldType = Object(&[
 ]);
 
 pub(super) const FEATURE: FieldType = Object(&[honoured("enabled", Bool)]);
-const HYPERV_NOTE: &str = "is ignored: there are no Hyper-V enlightenments, and Linux does not use them";
+const HYPERV_WARNING: &str = "is ignored: there are no Hyper-V enlightenments, and Linux does not use them";
 
 const FEATURES: &[Field] = &[
     honoured("acpi", FEATURE),
@@ -273,21 +276,21 @@ const FEATURES: &[Field] = &[
         "apic",
         Object(&[
             honoured("enabled", Bool),
-            noted(
+            ignored(
                 "endOfInterrupt",
                 Bool,
                 "is ignored: the guest gets the feature if KVM supports it on this host",
             ),
         ]),
     ),
-    noted("hyperv", Object(HYPERV), HYPERV_NOTE),
-    noted("hypervPassthrough", FEATURE, HYPERV_NOTE),
+    ignored("hyperv", Object(HYPERV), HYPERV_WARNING),
+    ignored("hypervPassthrough", FEATURE, HYPERV_WARNING),
     honoured("smm", FEATURE),
     honoured(
         "kvm",
         Object(&[refused("hidden", Bool, "KVM cannot be hidden from the guest")]),
     ),
-    noted(
+    ignored(
         "pvspinlock",
         FEATURE,
         "is ignored: the guest gets the feature if KVM supports it on this host",

@@ -15,7 +15,7 @@ mod network;
 mod support;
 mod volumes;
 
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::load::Vmi;
 use crate::plan::limits::{check_limits, check_sizes};
 
@@ -55,10 +55,10 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// Notes about a valid VMI that depend on the manifest alone. [`VmPlan::notes`](crate::VmPlan::notes) has these and those
-/// that depend on the caller.
-pub fn notes(vmi: &Vmi) -> Vec<Note> {
-    let mut notes = vmi.notes.clone();
-    notes.extend(support(vmi).notes);
-    notes
+/// Warnings about a valid VMI that depend on the manifest alone. [`VmPlan::warnings`](crate::VmPlan::warnings) has
+/// these and those that depend on the caller.
+pub fn warnings(vmi: &Vmi) -> Vec<Warning> {
+    let mut warnings = vmi.warnings.clone();
+    warnings.extend(support(vmi).warnings);
+    warnings
 }

@@ -83,7 +83,7 @@ pub fn resources(volumes: &[(&str, &str)]) -> PodResources {
     }
 }
 
-/// The notes of a plan, as lines.
-pub fn noted(plan: &VmPlan) -> Vec<String> {
-    plan.notes.iter().map(ToString::to_string).collect()
+/// The warnings of a plan, as lines.
+pub fn ignored(plan: &VmPlan) -> Vec<String> {
+    plan.warnings.iter().map(ToString::to_string).collect()
 }

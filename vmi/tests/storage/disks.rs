@@ -106,9 +106,12 @@ fn device_types_have_their_own_rules() {
     assert_eq!(cdrom.device, DeviceType::Cdrom { tray_open: true });
     assert!(cdrom.read_only && !cdrom.overlay);
     let open = json!([{"name": "root", "cdrom": {"tray": "open"}}]);
-    let notes = planned(&[(LIST, open)]).unwrap().notes;
+    let warnings = planned(&[(LIST, open)]).unwrap().warnings;
     let field = "spec.domain.devices.disks[0].cdrom.tray";
-    assert!(notes.iter().any(|note| note.field == field), "{notes:?}");
+    assert!(
+        warnings.iter().any(|warning| warning.field == field),
+        "{warnings:?}"
+    );
     let lun = one(json!({"lun": {"bus": "scsi"}, "blockSize": {"matchVolume": {}}}));
     assert_eq!(
         (lun.device, lun.block_size),

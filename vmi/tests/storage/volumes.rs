@@ -18,7 +18,11 @@ fn a_volume_without_a_disk_gets_one() {
         .map(|disk| (disk.name.as_str(), disk.target.as_str()))
         .collect();
     assert_eq!(names, [("root", "vda"), ("scratch", "sda")]);
-    assert!(plan.notes.iter().any(|note| note.field == "spec.volumes[0]"));
+    assert!(
+        plan.warnings
+            .iter()
+            .any(|warning| warning.field == "spec.volumes[0]")
+    );
 }
 
 #[test]

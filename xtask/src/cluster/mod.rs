@@ -108,7 +108,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a cluster consists of.
+/// The options of a cluster.
 #[derive(Debug)]
 pub struct Options {
     /// Number of nodes, each of which is a lab. Nodes that are not labs can be added.

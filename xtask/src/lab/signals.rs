@@ -24,7 +24,7 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// Reaction of a process to a signal, without a handler.
 #[derive(Debug, Clone, Copy)]
 pub enum Disposition {
-    /// That of a new process.
+    /// The default reaction.
     Default,
     /// None.
     Ignore,

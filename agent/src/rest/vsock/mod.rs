@@ -46,7 +46,7 @@ pub async fn vsock(
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Error> {
     let vm = context.find(target).await?;
-    let place = context.place(&context.vsock_streams, &vm)?;
+    let permit = context.permit(&context.vsock_streams, &vm)?;
     let cid = cid(&vm.vmi)?;
     let port = port(parameters.get("port").map_or("", String::as_str))?;
     let with_tls = boolean(parameters.get("tls").map_or("", String::as_str))?;
@@ -59,7 +59,7 @@ pub async fn vsock(
     };
     Ok(limited(upgrade).on_upgrade(async move |socket| {
         copy(socket, stream, PING_AFTER).await;
-        drop(place);
+        drop(permit);
     }))
 }
 

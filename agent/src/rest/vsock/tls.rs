@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_certificate_such_a_guest_refuses() {
+    async fn a_guest_with_mutual_tls_refuses_a_client_without_certificate() {
         let (dir, kubevirt) = (tempfile::tempdir().unwrap(), Authority::new());
         let (ours, theirs) = duplex(4096);
         let talk = async {

@@ -186,12 +186,12 @@ impl VmiActor {
 
     async fn round(&mut self) -> Next {
         let Some(vmi) = self.vmi() else {
-            return self.vanished().await;
+            return self.handle_deleted().await;
         };
         self.find_pod(&vmi);
         let state = self.pod.as_ref().map_or(PodState::Unknown, Pod::state);
         if state == PodState::Unknown {
-            return self.without_husk(&vmi).await;
+            return self.handle_foreign_or_lost_pod(&vmi).await;
         }
         self.without_pod = None;
         self.foreign.remove();
@@ -207,9 +207,9 @@ impl VmiActor {
         let mut next = Next::Wait;
         if vmi.is_deleting() {
             let grace = vmi.grace_seconds();
-            if state.answers() && self.grace.is_none_or(|told| grace < told) {
-                let told = self.shut_down(&vmi, &state, grace).await;
-                next = if told {
+            if state.answers() && self.grace.is_none_or(|earlier| grace < earlier) {
+                let sent = self.shut_down(&vmi, &state, grace).await;
+                next = if sent {
                     Next::Wait
                 } else {
                     Next::After(LOOK_INTERVAL)
@@ -226,7 +226,7 @@ impl VmiActor {
 
     /// A VMI without a pod that runs under Husk. The pod starts, or the node was reset, or the pod is not Husk's: then the
     /// VMI is never written.
-    async fn without_husk(&mut self, vmi: &Arc<Vmi>) -> Next {
+    async fn handle_foreign_or_lost_pod(&mut self, vmi: &Arc<Vmi>) -> Next {
         if self.pod.is_some()
             || !matches!(vmi.phase(), "Scheduled" | "Running")
             || vmi.pods_on(&self.node).is_empty()
@@ -269,7 +269,7 @@ impl VmiActor {
     }
 
     /// Kills the VM of a VMI that was deleted, and ends the actor after it.
-    async fn vanished(&mut self) -> Next {
+    async fn handle_deleted(&mut self) -> Next {
         let Some(pod) = &self.pod else {
             return Next::End;
         };

@@ -31,8 +31,8 @@ pub fn os_info(os: &GuestOs) -> Value {
         ("machine", &os.machine),
         ("id", &os.id),
     ];
-    let told = fields.into_iter().filter(|(_, text)| !text.is_empty());
-    let info: Map<String, Value> = told
+    let present = fields.into_iter().filter(|(_, text)| !text.is_empty());
+    let info: Map<String, Value> = present
         .map(|(field, text)| (field.to_owned(), json!(text)))
         .collect();
     Value::Object(info)

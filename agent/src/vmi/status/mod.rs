@@ -80,8 +80,8 @@ fn describe(status: &mut Value, vmi: &Vmi, running: &Status, observed: &Observed
     status["machine"] = json!({"type": MACHINE_TYPE});
     status["selinuxContext"] = json!(NO_SELINUX);
     status["migrationMethod"] = json!(volumes::migration_method(status));
-    let told = running.guest.iter().flat_map(|guest| &guest.interfaces);
-    let interfaces = interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces, told);
+    let reported = running.guest.iter().flat_map(|guest| &guest.interfaces);
+    let interfaces = interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces, reported);
     if let Some(status) = status.as_object_mut() {
         // An empty list is not written, as KubeVirt's types have it.
         match interfaces.is_empty() {

@@ -152,7 +152,7 @@ fn interfaces_keep_what_others_wrote_and_the_pods_network_is_first() {
 }
 
 #[test]
-fn entries_of_interfaces_that_the_vm_lacks_last_only_if_they_are_to_be_plugged() {
+fn the_entry_of_a_missing_interface_stays_only_while_it_is_plugged() {
     let entry = |source: &str| {
         json!({
             "name": "lan", "infoSource": source, "podInterfaceName": "pod7e0", "mac": "02:00:00:00:00:01",

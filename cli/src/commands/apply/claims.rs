@@ -7,15 +7,15 @@ use husk_claims::{ClaimError, NewClaim};
 use husk_vmi::objects::PersistentVolumeClaim;
 
 use crate::failure::Failure;
-use crate::machine::Machine;
+use crate::machine::LocalStores;
 use crate::output;
 
 /// Granularity of sizes, in bytes.
 const MIB: u64 = 1 << 20;
 
 /// The error of a claim that cannot become what its manifest asks for.
-pub(super) fn fault(machine: &Machine, claim: &PersistentVolumeClaim) -> Option<String> {
-    let stored = machine
+pub(super) fn fault(stores: &LocalStores, claim: &PersistentVolumeClaim) -> Option<String> {
+    let stored = stores
         .claims
         .get(&claim.metadata.namespace, &claim.metadata.name)
         .ok()?;
@@ -49,23 +49,27 @@ pub(super) fn ordered<'a>(
 
 /// Makes a claim, or changes its size, labels and annotations to what the manifest asks for. `prefix` is in front of
 /// its errors.
-pub(super) fn apply(machine: &Machine, prefix: &str, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+pub(super) fn apply(
+    stores: &LocalStores,
+    prefix: &str,
+    claim: &PersistentVolumeClaim,
+) -> Result<(), Failure> {
     let name = match claim.metadata.namespace.as_str() {
         "default" => claim.metadata.name.clone(),
         namespace => format!("{namespace}/{}", claim.metadata.name),
     };
     let outcome =
-        make(machine, claim).map_err(Failure::at(format!("{prefix}persistentvolumeclaim/{name}")))?;
+        make(stores, claim).map_err(Failure::at(format!("{prefix}persistentvolumeclaim/{name}")))?;
     output::print(&format!("persistentvolumeclaim/{name} {outcome}\n"))
 }
 
-fn make(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<&'static str, ClaimError> {
+fn make(stores: &LocalStores, claim: &PersistentVolumeClaim) -> Result<&'static str, ClaimError> {
     let (namespace, name) = (&claim.metadata.namespace, &claim.metadata.name);
-    match machine.claims.get(namespace, name) {
+    match stores.claims.get(namespace, name) {
         Ok(stored) => {
             let mut outcome = "unchanged";
             if let Some(size) = claim.spec.size.filter(|size| *size > stored.size) {
-                machine.claims.resize(namespace, name, size)?;
+                stores.claims.resize(namespace, name, size)?;
                 outcome = "configured";
             }
             let (old, labels) = (&stored.object.metadata, &claim.metadata.labels);
@@ -73,16 +77,16 @@ fn make(machine: &Machine, claim: &PersistentVolumeClaim) -> Result<&'static str
             let mut annotations = old.annotations.clone();
             annotations.extend(claim.metadata.annotations.clone());
             if (&old.labels, &old.annotations) != (labels, &annotations) {
-                machine.claims.relabel(namespace, name, labels, &annotations)?;
+                stores.claims.relabel(namespace, name, labels, &annotations)?;
                 outcome = "configured";
             }
             Ok(outcome)
         }
-        Err(ClaimError::Unknown(_)) => {
+        Err(ClaimError::NotFound(_)) => {
             let new = NewClaim::of(&claim.metadata, &claim.spec, 0);
             match &claim.spec.data_source {
-                None => machine.claims.create(&new)?,
-                Some(source) => machine.claims.copy((namespace, source), &new, &|_, _| {})?,
+                None => stores.claims.create(&new)?,
+                Some(source) => stores.claims.copy((namespace, source), &new, &|_, _| {})?,
             }
             Ok("created")
         }
@@ -113,7 +117,7 @@ mod tests {
     #[test]
     fn labels_and_annotations_of_a_claim_change() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let none = json!({});
         let (old, new) = (json!({"a": "1", "b": "2"}), json!({"a": "3"}));
         for (given, outcome, labels, annotations) in [
@@ -134,13 +138,13 @@ mod tests {
                 &json!({"a": "3", "b": "2"}),
             ),
         ] {
-            assert_eq!(make(&machine, &given).unwrap(), outcome, "{given:?}");
-            let stored = machine.claims.get("default", "data").unwrap().object.metadata;
+            assert_eq!(make(&stores, &given).unwrap(), outcome, "{given:?}");
+            let stored = stores.claims.get("default", "data").unwrap().object.metadata;
             assert_eq!(
                 (&json!(stored.labels), &json!(stored.annotations)),
                 (labels, annotations)
             );
         }
-        assert_eq!(machine.claims.get("default", "data").unwrap().size, 2 << 20);
+        assert_eq!(stores.claims.get("default", "data").unwrap().size, 2 << 20);
     }
 }

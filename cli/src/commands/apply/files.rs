@@ -7,7 +7,7 @@ use husk_objects::{Key, Kind};
 use husk_vmi::LoadError;
 use husk_vmi::objects::{Object, ObjectKind, read_objects};
 
-use crate::failure::{Failure, chain, note};
+use crate::failure::{Failure, chain, print_warning};
 use crate::manifest;
 use crate::vm_ref::DEFAULT_NAMESPACE;
 
@@ -16,13 +16,13 @@ const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// An object and where it is from.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct InputObject {
     /// In front of messages about it.
     pub prefix: String,
     pub object: Object,
 }
 
-impl Given {
+impl InputObject {
     /// The key of an object that is stored; none for a claim.
     pub(crate) fn key(&self) -> Option<Key> {
         Key::of(&self.object.value)
@@ -30,11 +30,11 @@ impl Given {
 }
 
 /// Reads files, folders and, for `-`, stdin. Objects without a namespace get that of `namespace`. Those that Husk has no
-/// use for are noted and left out.
+/// use for are ignored and left out.
 ///
 /// # Errors
 /// A line for each wrong field of all files.
-pub(crate) fn read(sources: &[PathBuf], namespace: Option<&str>) -> Result<Vec<Given>, Failure> {
+pub(crate) fn read(sources: &[PathBuf], namespace: Option<&str>) -> Result<Vec<InputObject>, Failure> {
     let (mut given, mut lines) = (Vec::new(), Vec::new());
     let sources = sources.iter().map(|source| files(source));
     let sources: Vec<PathBuf> = sources
@@ -55,7 +55,7 @@ pub(crate) fn read(sources: &[PathBuf], namespace: Option<&str>) -> Result<Vec<G
                 .collect::<String>()
         };
         match read_objects(&text) {
-            Ok(objects) => given.extend(objects.into_iter().map(|object| Given {
+            Ok(objects) => given.extend(objects.into_iter().map(|object| InputObject {
                 prefix: prefix(object.document.as_deref()),
                 object,
             })),
@@ -74,8 +74,8 @@ pub(crate) fn read(sources: &[PathBuf], namespace: Option<&str>) -> Result<Vec<G
     let mut used = Vec::new();
     for mut one in given {
         if let ObjectKind::Other(other) = &one.object.kind {
-            note(&format!(
-                "{}{other} is ignored: Husk has no use for this kind",
+            print_warning(&format!(
+                "{}{other} is ignored: Husk does not support this kind",
                 one.prefix
             ));
             continue;
@@ -113,7 +113,7 @@ fn files(source: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Puts an object into a namespace; one that names another is an error, as with kubectl.
-fn set_namespace(given: &mut Given, namespace: &str) -> Result<(), Failure> {
+fn set_namespace(given: &mut InputObject, namespace: &str) -> Result<(), Failure> {
     if given.key().is_some_and(|key| !Kind::is_namespaced(key.kind)) {
         return Ok(());
     }

@@ -11,12 +11,12 @@ use serde_json::Value;
 use tonic::Code;
 
 use super::super::sync::change_text;
-use super::files::Given;
-use crate::failure::{Failure, note, one_line};
+use super::files::InputObject;
+use crate::failure::{Failure, one_line, print_warning};
 use crate::live_vm;
 use crate::machine::systemd::{Systemd, Unit};
 use crate::machine::vm::{self, ExpandedVm};
-use crate::machine::{FirstStart, Machine, claim_of, refuse_deleted, status};
+use crate::machine::{FirstStart, LocalStores, claim_of, refuse_deleted, status};
 use crate::vm_ref::VmRef;
 
 /// The change that [`reconcile`] began.
@@ -47,7 +47,7 @@ enum Step {
 
 /// A VM as it is after its object was applied.
 #[derive(Debug)]
-struct Seen<'a> {
+struct VmObservation<'a> {
     strategy: RunStrategy,
     /// The object was created or changed by this command.
     changed: bool,
@@ -58,7 +58,7 @@ struct Seen<'a> {
     has_guest: bool,
 }
 
-impl Seen<'_> {
+impl VmObservation<'_> {
     /// True if the run strategy starts the VM unless it runs.
     fn starts(&self) -> bool {
         match self.strategy {
@@ -86,7 +86,7 @@ impl Seen<'_> {
 
 /// Begins what the run strategy of a VM asks for.
 pub(super) fn reconcile(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Systemd,
     runtime: &RuntimeDir,
     applied: &Applied,
@@ -94,8 +94,8 @@ pub(super) fn reconcile(
     let name = vm::name(&applied.object.key);
     let strategy = vm::run_strategy(&applied.object);
     let unit = systemd.vm(&name)?;
-    let mark = FirstStart::of(machine, &applied.object.key);
-    let seen = Seen {
+    let mark = FirstStart::of(stores, &applied.object.key);
+    let seen = VmObservation {
         strategy,
         changed: applied.outcome != Outcome::Unchanged,
         is_due: is_new_strategy(applied) || mark.is_due(strategy),
@@ -103,7 +103,7 @@ pub(super) fn reconcile(
         has_guest: unit.active == "active" && !status::starts(&unit) && has_guest(runtime, &name),
     };
     // Another command has deleted it: a unit that is enabled without an object would fail at each boot.
-    if machine.is_gone(&applied.object) {
+    if stores.is_gone(&applied.object) {
         return Ok(Reconciled::Nothing);
     }
     let enabled = seen.starts() && strategy != RunStrategy::Once;
@@ -132,17 +132,21 @@ pub(super) fn reconcile(
 }
 
 /// Marks the VMs that are to start because they are new, or get a new run strategy, before that is stored.
-pub(super) fn mark_starts(machine: &Machine, systemd: Systemd, given: &[Given]) -> Result<(), Failure> {
+pub(super) fn mark_starts(
+    stores: &LocalStores,
+    systemd: Systemd,
+    given: &[InputObject],
+) -> Result<(), Failure> {
     for given in given {
         if !given.key().is_some_and(|key| key.kind.is_vm()) {
             continue;
         }
-        let applied = machine.objects.compare(&given.object.value)?;
+        let applied = stores.objects.compare(&given.object.value)?;
         let key = &applied.object.key;
         if let Some(strategy) = first_start(&applied)
             && !systemd.vm(&vm::name(key))?.runs()
         {
-            FirstStart::of(machine, key).mark(strategy)?;
+            FirstStart::of(stores, key).mark(strategy)?;
         }
     }
     Ok(())
@@ -177,20 +181,23 @@ fn strategy_text(object: &Value) -> Option<String> {
 ///
 /// # Errors
 /// Nothing fills one of them, or one is being deleted.
-pub(super) fn unfilled(machine: &Machine, vm: &VmRef, expanded: &ExpandedVm) -> Result<Vec<VmRef>, Failure> {
+pub(super) fn unfilled(
+    stores: &LocalStores,
+    vm: &VmRef,
+    expanded: &ExpandedVm,
+) -> Result<Vec<VmRef>, Failure> {
     let mut volumes = Vec::new();
     for (_, claim) in plugged(expanded) {
         let volume = VmRef {
             namespace: vm.namespace.clone(),
             name: claim.to_owned(),
         };
-        refuse_deleted(machine, &volume)
-            .map_err(|error| Failure::Runtime(format!("{vm}: {}", error.text)))?;
-        if machine.claims.has(&volume.namespace, &volume.name) {
+        refuse_deleted(stores, &volume).map_err(|error| Failure::Runtime(format!("{vm}: {}", error.text)))?;
+        if stores.claims.has(&volume.namespace, &volume.name) {
             continue;
         }
         let key = Key::new(Kind::DataVolume, &volume.namespace, &volume.name);
-        match machine.objects.get(&key) {
+        match stores.objects.get(&key) {
             Ok(_) => volumes.push(volume),
             Err(ObjectError::NotFound(_)) => {
                 return Err(Failure::Runtime(format!(
@@ -218,26 +225,26 @@ fn has_guest(runtime: &RuntimeDir, vm: &VmRef) -> bool {
 /// As [`sync`], for a VM whose volumes were filled meanwhile. Does nothing if their import failed, if the VM has ended,
 /// or if another command has changed its object.
 pub(super) fn sync_later(
-    machine: &Machine,
+    stores: &LocalStores,
     runtime: &RuntimeDir,
     applied: &Applied,
     expanded: &ExpandedVm,
 ) -> Result<(), Failure> {
     let key = &applied.object.key;
     let name = vm::name(key);
-    let now = machine.objects.get(key);
+    let now = stores.objects.get(key);
     let is_same = now.is_ok_and(|now| now.value() == applied.object.value());
-    if is_same && has_guest(runtime, &name) && unfilled(machine, &name, expanded)?.is_empty() {
-        sync(machine, applied, expanded)?;
+    if is_same && has_guest(runtime, &name) && unfilled(stores, &name, expanded)?.is_empty() {
+        sync(stores, applied, expanded)?;
     }
     Ok(())
 }
 
 /// Applies what can change in a running VM, and says what needs a restart. Says nothing if the VM is as its object.
-pub(super) fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) -> Result<(), Failure> {
+pub(super) fn sync(stores: &LocalStores, applied: &Applied, expanded: &ExpandedVm) -> Result<(), Failure> {
     let name = &vm::name(&applied.object.key);
     let paths = plugged(expanded).map(|(volume, claim)| {
-        let path = machine.claims.image(&name.namespace, claim);
+        let path = stores.claims.image(&name.namespace, claim);
         (volume.to_owned(), path.to_string_lossy().into_owned())
     });
     let paths: HashMap<_, _> = paths.collect();
@@ -258,9 +265,9 @@ pub(super) fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) 
                 if refused.code() == Code::FailedPrecondition && refused.message().starts_with("spec.") =>
             {
                 for line in refused.message().lines() {
-                    note(&format!("{name}: {}", one_line(line)));
+                    print_warning(&format!("{name}: {}", one_line(line)));
                 }
-                note(&format!(
+                print_warning(&format!(
                     "{name}: the change takes effect at the next start: `husk restart {name}`"
                 ));
                 return Ok(());
@@ -276,7 +283,7 @@ pub(super) fn sync(machine: &Machine, applied: &Applied, expanded: &ExpandedVm) 
             eprintln!("{name}: {}", change_text(change));
         }
         for text in pending(&done, applied.outcome != Outcome::Unchanged) {
-            note(&format!("{name}: {text}"));
+            print_warning(&format!("{name}: {text}"));
         }
         Ok(())
     })
@@ -318,8 +325,8 @@ mod tests {
         }
     }
 
-    fn unchanged(strategy: RunStrategy, unit: &Unit) -> Seen<'_> {
-        Seen {
+    fn unchanged(strategy: RunStrategy, unit: &Unit) -> VmObservation<'_> {
+        VmObservation {
             strategy,
             changed: false,
             is_due: false,
@@ -336,7 +343,7 @@ mod tests {
     fn a_running_vm_is_synchronised_also_if_its_object_did_not_change() {
         let active = unit("active");
         for changed in [true, false] {
-            let seen = Seen {
+            let seen = VmObservation {
                 changed,
                 has_guest: true,
                 ..unchanged(RunStrategy::Manual, &active)
@@ -348,20 +355,20 @@ mod tests {
     #[test]
     fn a_vm_that_was_stored_and_not_started_is_started_by_the_next_apply() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
-        let mark = |applied: &Applied| FirstStart::of(&machine, &applied.object.key);
+        let stores = LocalStores::at(folder.path());
+        let mark = |applied: &Applied| FirstStart::of(&stores, &applied.object.key);
         let apply = |manifest: &Value| {
             let object = read_objects(&manifest.to_string()).unwrap().pop().unwrap();
-            let compared = machine.objects.compare(&object.value).unwrap();
+            let compared = stores.objects.compare(&object.value).unwrap();
             if let Some(strategy) = first_start(&compared) {
                 mark(&compared).mark(strategy).unwrap();
             }
-            machine.objects.apply(&object.value).unwrap()
+            stores.objects.apply(&object.value).unwrap()
         };
         let inactive = unit("");
         let step = |applied: &Applied| {
             let strategy = vm::run_strategy(&applied.object);
-            let seen = Seen {
+            let seen = VmObservation {
                 is_due: mark(applied).is_due(strategy),
                 ..unchanged(strategy, &inactive)
             };
@@ -389,7 +396,7 @@ mod tests {
     #[test]
     fn a_vm_whose_start_has_failed_is_started_by_the_next_apply() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let start = |number: u32, active| {
             let mut manifest = vm("Once");
@@ -401,13 +408,13 @@ mod tests {
             };
             let systemd = systemd.install();
             let given = read_objects(&manifest.to_string()).unwrap().into_iter();
-            let given = given.map(|object| Given {
+            let given = given.map(|object| InputObject {
                 prefix: String::new(),
                 object,
             });
-            mark_starts(&machine, systemd, &given.collect::<Vec<_>>()).unwrap();
-            let applied = machine.objects.apply(&manifest).unwrap();
-            reconcile(&machine, systemd, &runtime, &applied).unwrap();
+            mark_starts(&stores, systemd, &given.collect::<Vec<_>>()).unwrap();
+            let applied = stores.objects.apply(&manifest).unwrap();
+            reconcile(&stores, systemd, &runtime, &applied).unwrap();
             FakeSystemd::changes()
         };
         assert_eq!(start(1, "inactive"), ["start husk@default:demo.service"]);
@@ -423,26 +430,26 @@ mod tests {
     #[test]
     fn a_vm_that_was_deleted_meanwhile_is_not_started() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let systemd = FakeSystemd::default().install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
-        let applied = machine.objects.apply(&vm("Always")).unwrap();
+        let applied = stores.objects.apply(&vm("Always")).unwrap();
         let key = &applied.object.key;
-        let reconcile = || reconcile(&machine, systemd, &runtime, &applied).unwrap();
-        machine.objects.begin_deletion(key).unwrap();
+        let reconcile = || reconcile(&stores, systemd, &runtime, &applied).unwrap();
+        stores.objects.begin_deletion(key).unwrap();
         assert_eq!(reconcile(), Reconciled::Nothing);
-        machine.objects.remove(key).unwrap();
+        stores.objects.remove(key).unwrap();
         assert_eq!(reconcile(), Reconciled::Nothing);
         // Another object of this name.
-        machine.objects.apply(&vm("Always")).unwrap();
+        stores.objects.apply(&vm("Always")).unwrap();
         assert_eq!(reconcile(), Reconciled::Nothing);
         assert_eq!(FakeSystemd::changes(), [""; 0]);
     }
 
     #[test]
-    fn a_vm_whose_volumes_were_filled_changes_only_if_it_runs_and_is_as_applied() {
+    fn a_deferred_sync_skips_a_stopped_or_changed_vm() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let runtime = RuntimeDir::at(folder.path().join("run"));
         let mut manifest = vm("Manual");
         manifest["spec"]["template"]["spec"] = json!({
@@ -458,14 +465,14 @@ mod tests {
             "metadata": {"name": "data"},
             "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
         });
-        machine.objects.apply(&data).unwrap();
-        let applied = machine.objects.apply(&manifest).unwrap();
+        stores.objects.apply(&data).unwrap();
+        let applied = stores.objects.apply(&manifest).unwrap();
         let expanded = vm::expanded(&applied.object.object, &[]).unwrap();
         // A change would fail: no monitor answers.
-        let later = || sync_later(&machine, &runtime, &applied, &expanded).unwrap();
+        let later = || sync_later(&stores, &runtime, &applied, &expanded).unwrap();
         let runs = runtime.claim("default", "demo").unwrap();
         later();
-        machine
+        stores
             .claims
             .create(&NewClaim::new("default", "data", 1 << 20))
             .unwrap();
@@ -473,7 +480,7 @@ mod tests {
         later();
         let _runs = runtime.claim("default", "demo").unwrap();
         manifest["metadata"]["labels"] = json!({"a": "b"});
-        machine.objects.apply(&manifest).unwrap();
+        stores.objects.apply(&manifest).unwrap();
         later();
     }
 

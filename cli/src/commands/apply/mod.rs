@@ -12,12 +12,12 @@ use husk_objects::{Applied, Key, Kind, Outcome};
 use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
 use serde_json::Value;
 
-use crate::failure::{Failure, RUNTIME, note, one_line};
+use crate::failure::{Failure, RUNTIME, one_line, print_warning};
 use crate::machine::systemd::Systemd;
 use crate::machine::vm::{ExpandedVm, expanded};
-use crate::machine::{Machine, finish_deletions, store_templates, unit, vm};
+use crate::machine::{LocalStores, finish_deletions, store_templates, unit, vm};
 use crate::vm_ref::{self, VmRef};
-use files::Given;
+use files::InputObject;
 use machines::Reconciled;
 use wait::Waits;
 
@@ -60,17 +60,17 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let given = files::read(&args.files, args.namespace.as_deref())?;
-    let machine = Machine::locate()?;
-    let vms = checked_vms(&machine, &given)?;
+    let stores = LocalStores::locate()?;
+    let vms = checked_vms(&stores, &given)?;
     let systemd = systemd_for(&given)?;
-    finish_deletions(&machine, systemd)?;
-    check(&machine, &given, &vms)?;
-    apply_claims(&machine, &given)?;
+    finish_deletions(&stores, systemd)?;
+    check(&stores, &given, &vms)?;
+    apply_claims(&stores, &given)?;
     if let Some(systemd) = systemd {
-        machines::mark_starts(&machine, systemd, &given)?;
+        machines::mark_starts(&stores, systemd, &given)?;
     }
-    let mut applied = apply_objects(&machine, &given)?;
-    let (templates, stored) = templates(&machine, &applied, &vms);
+    let mut applied = apply_objects(&stores, &given)?;
+    let (templates, stored) = templates(&stores, &applied, &vms);
     let new = templates
         .iter()
         .filter(|applied| applied.outcome != Outcome::Unchanged);
@@ -81,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         if !vms.is_empty() {
             unit::install(systemd)?;
         }
-        start(args, &machine, systemd, &RuntimeDir::locate()?, &applied, &vms)?;
+        start(args, &stores, systemd, &RuntimeDir::locate()?, &applied, &vms)?;
     }
     stored
 }
@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// Stores the DataVolumes of VMs' templates. An error is reported at once and makes the result an error, but the other
 /// VMs go on.
 fn templates(
-    machine: &Machine,
+    stores: &LocalStores,
     applied: &[Applied],
     vms: &[(Key, ExpandedVm)],
 ) -> (Vec<Applied>, Result<(), Failure>) {
@@ -98,7 +98,7 @@ fn templates(
         let Some((_, vm)) = vms.iter().find(|(key, _)| *key == owner.key) else {
             continue;
         };
-        match store_templates(machine, owner, vm) {
+        match store_templates(stores, owner, vm) {
             Ok(stored) => templates.extend(stored),
             Err(failure) => {
                 failure.report();
@@ -112,7 +112,7 @@ fn templates(
 /// Fills the volumes of DataVolumes, brings VMs to what their objects say, and waits for both.
 fn start(
     args: &Args,
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Systemd,
     runtime: &RuntimeDir,
     applied: &[Applied],
@@ -127,7 +127,7 @@ fn start(
     for applied in applied {
         let object = &applied.object;
         let name = vm::name(&object.key);
-        if object.key.kind == Kind::DataVolume && !machine.claims.has(&name.namespace, &name.name) {
+        if object.key.kind == Kind::DataVolume && !stores.claims.has(&name.namespace, &name.name) {
             let before = applied.before.as_ref();
             // An import that runs has read the DataVolume as it was.
             let stopped = match before.is_some_and(|before| before["spec"] != object.value()["spec"]) {
@@ -148,7 +148,7 @@ fn start(
             continue;
         };
         let name = vm::name(key);
-        match machines::reconcile(machine, systemd, runtime, applied) {
+        match machines::reconcile(stores, systemd, runtime, applied) {
             Ok(Reconciled::Starts) => waits.vms.push(name),
             Ok(Reconciled::Restarts(pid)) => waits.restart(name, pid),
             Ok(Reconciled::Stops) => waits.stops.push(name),
@@ -159,7 +159,7 @@ fn start(
     }
     let mut later = Vec::new();
     for (applied, expanded) in running {
-        match sync_or_fill(machine, systemd, &mut waits, applied, expanded) {
+        match sync_or_fill(stores, systemd, &mut waits, applied, expanded) {
             Ok(unfilled) if unfilled.is_empty() => {}
             Ok(unfilled) => later.push((applied, expanded, unfilled)),
             Err(failure) => fail(failure),
@@ -169,17 +169,17 @@ fn start(
         for (applied, _, unfilled) in later {
             let name = vm::name(&applied.object.key);
             for volume in unfilled {
-                note(&format!(
+                print_warning(&format!(
                     "{name} does not change yet, because the volume {volume} is being filled: apply again when it is"
                 ));
             }
         }
     } else {
-        if let Err(failure) = waits.until_done(machine, systemd) {
+        if let Err(failure) = waits.wait(stores, systemd) {
             fail(failure);
         }
         for (applied, expanded, _) in later {
-            if let Err(failure) = machines::sync_later(machine, runtime, applied, expanded) {
+            if let Err(failure) = machines::sync_later(stores, runtime, applied, expanded) {
                 fail(failure);
             }
         }
@@ -193,15 +193,15 @@ fn start(
 /// Changes a running VM as its object says. If volumes of it are not filled yet, starts their imports instead, and
 /// returns them.
 fn sync_or_fill(
-    machine: &Machine,
+    stores: &LocalStores,
     systemd: Systemd,
     waits: &mut Waits,
     applied: &Applied,
     expanded: &ExpandedVm,
 ) -> Result<Vec<VmRef>, Failure> {
-    let unfilled = machines::unfilled(machine, &vm::name(&applied.object.key), expanded)?;
+    let unfilled = machines::unfilled(stores, &vm::name(&applied.object.key), expanded)?;
     if unfilled.is_empty() {
-        machines::sync(machine, applied, expanded)?;
+        machines::sync(stores, applied, expanded)?;
     }
     for volume in &unfilled {
         if !waits.volumes.contains(volume) {
@@ -220,24 +220,24 @@ fn start_import(systemd: Systemd, volume: &VmRef) -> Result<(), Failure> {
     }
 }
 
-fn claim(given: &Given) -> Option<&PersistentVolumeClaim> {
+fn claim(given: &InputObject) -> Option<&PersistentVolumeClaim> {
     match &given.object.kind {
         ObjectKind::PersistentVolumeClaim(claim) => Some(claim),
         _ => None,
     }
 }
 
-/// Checks that all objects can be stored, before one is. Prints the notes of those that change.
-fn check(machine: &Machine, given: &[Given], vms: &[(Key, ExpandedVm)]) -> Result<(), Failure> {
+/// Checks that all objects can be stored, before one is. Prints the warnings of those that change.
+fn check(stores: &LocalStores, given: &[InputObject], vms: &[(Key, ExpandedVm)]) -> Result<(), Failure> {
     let mut lines = Vec::new();
     for given in given {
         let line = |text: &dyn std::fmt::Display| format!("{}{text}", given.prefix);
         let changes = match claim(given) {
             Some(claim) => {
-                lines.extend(claims::fault(machine, claim).map(|fault| line(&fault)));
+                lines.extend(claims::fault(stores, claim).map(|fault| line(&fault)));
                 true
             }
-            None => match machine.objects.compare(&given.object.value) {
+            None => match stores.objects.compare(&given.object.value) {
                 Ok(applied) => applied.outcome != Outcome::Unchanged,
                 Err(error) => {
                     lines.push(line(&error));
@@ -247,9 +247,9 @@ fn check(machine: &Machine, given: &[Given], vms: &[(Key, ExpandedVm)]) -> Resul
         };
         if changes {
             let vm = vms.iter().find(|(key, _)| given.key().as_ref() == Some(key));
-            let of_vm = vm.map(|(_, vm)| husk_vmi::notes(&vm.vmi)).unwrap_or_default();
-            for text in given.object.notes.iter().chain(&of_vm) {
-                note(&line(text));
+            let of_vm = vm.map(|(_, vm)| husk_vmi::warnings(&vm.vmi)).unwrap_or_default();
+            for text in given.object.warnings.iter().chain(&of_vm) {
+                print_warning(&line(text));
             }
         }
     }
@@ -260,8 +260,8 @@ fn check(machine: &Machine, given: &[Given], vms: &[(Key, ExpandedVm)]) -> Resul
 }
 
 /// systemd, if an object needs it.
-fn systemd_for(given: &[Given]) -> Result<Option<Systemd>, Failure> {
-    let needs = given.iter().filter_map(Given::key).any(|key| {
+fn systemd_for(given: &[InputObject]) -> Result<Option<Systemd>, Failure> {
+    let needs = given.iter().filter_map(InputObject::key).any(|key| {
         matches!(
             key.kind,
             Kind::VirtualMachine | Kind::VirtualMachineInstance | Kind::DataVolume
@@ -271,7 +271,7 @@ fn systemd_for(given: &[Given]) -> Result<Option<Systemd>, Failure> {
         true => {
             let systemd = Systemd::find()?;
             if systemd.is_user() && !lingers() {
-                note(
+                print_warning(
                     "VMs of this user end with the last session, and do not start at boot: `loginctl enable-linger` changes that",
                 );
             }
@@ -294,10 +294,13 @@ fn lingers() -> bool {
 ///
 /// # Errors
 /// A line for each wrong field, before anything is stored.
-pub(crate) fn checked_vms(machine: &Machine, given: &[Given]) -> Result<Vec<(Key, ExpandedVm)>, Failure> {
-    let stored = machine.read()?;
+pub(crate) fn checked_vms(
+    stores: &LocalStores,
+    given: &[InputObject],
+) -> Result<Vec<(Key, ExpandedVm)>, Failure> {
+    let stored = stores.read()?;
     let new: Vec<Object> = given.iter().map(|given| given.object.clone()).collect();
-    let known = machine.known(&stored, &new)?;
+    let known = stores.known(&stored, &new)?;
     let (mut vms, mut lines, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let mut added = 0;
     for given in given {
@@ -372,25 +375,25 @@ fn added_to(object: &Object, expanded: &ExpandedVm) -> usize {
 }
 
 /// Makes and changes the claims.
-fn apply_claims(machine: &Machine, given: &[Given]) -> Result<(), Failure> {
+fn apply_claims(stores: &LocalStores, given: &[InputObject]) -> Result<(), Failure> {
     let claims = given
         .iter()
         .filter_map(|given| Some((given.prefix.as_str(), claim(given)?)));
     for (prefix, claim) in claims::ordered(claims.collect()) {
-        claims::apply(machine, prefix, claim)?;
+        claims::apply(stores, prefix, claim)?;
     }
     Ok(())
 }
 
 /// Stores the objects: what VMs need comes before them.
-fn apply_objects(machine: &Machine, given: &[Given]) -> Result<Vec<Applied>, Failure> {
+fn apply_objects(stores: &LocalStores, given: &[InputObject]) -> Result<Vec<Applied>, Failure> {
     let mut all = Vec::new();
     for kind in Kind::ALL {
         for given in given
             .iter()
             .filter(|given| given.key().is_some_and(|key| key.kind == kind))
         {
-            let applied = machine.objects.apply(&given.object.value)?;
+            let applied = stores.objects.apply(&given.object.value)?;
             report(&applied);
             all.push(applied);
         }

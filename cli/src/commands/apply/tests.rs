@@ -5,10 +5,10 @@ use super::*;
 use crate::machine::fake_systemd::FakeSystemd;
 use crate::machine::test_manifests;
 
-fn given(objects: &[Value]) -> Vec<Given> {
+fn given(objects: &[Value]) -> Vec<InputObject> {
     let objects = objects.iter().map(ToString::to_string);
     let objects = objects.flat_map(|text| read_objects(&text).unwrap());
-    let given = objects.map(|object| Given {
+    let given = objects.map(|object| InputObject {
         prefix: "vm.yaml: ".to_owned(),
         object,
     });
@@ -56,39 +56,39 @@ fn vm(name: &str, volume: &str) -> Value {
 
 /// Applies objects without waiting. Returns what systemd was asked to change, too.
 fn started(
-    machine: &Machine,
+    stores: &LocalStores,
     objects: &[Value],
     systemd: FakeSystemd,
     runtime: &RuntimeDir,
 ) -> (Result<(), Failure>, Vec<String>) {
     let given = given(objects);
-    let vms = checked_vms(machine, &given).unwrap();
-    let applied = apply_objects(machine, &given).unwrap();
+    let vms = checked_vms(stores, &given).unwrap();
+    let applied = apply_objects(stores, &given).unwrap();
     let args = Args {
         files: Vec::new(),
         namespace: None,
         no_wait: true,
     };
-    let started = start(&args, machine, systemd.install(), runtime, &applied, &vms);
+    let started = start(&args, stores, systemd.install(), runtime, &applied, &vms);
     (started, FakeSystemd::changes())
 }
 
 #[test]
 fn copies_of_claims_come_after_their_sources() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let claim = claim_manifest;
     let objects = [
         claim("second", Some("first")),
         claim("first", Some("source")),
         claim("source", None),
     ];
-    apply_claims(&machine, &given(&objects)).unwrap();
-    assert_eq!(machine.claims.list().unwrap().len(), 3);
+    apply_claims(&stores, &given(&objects)).unwrap();
+    assert_eq!(stores.claims.list().unwrap().len(), 3);
 
     for source in ["none", "circle", "copy"] {
         let objects = [claim("copy", Some(source)), claim("circle", Some("copy"))];
-        let Err(Failure::Runtime(text)) = apply_claims(&machine, &given(&objects)) else {
+        let Err(Failure::Runtime(text)) = apply_claims(&stores, &given(&objects)) else {
             panic!("{source} was copied");
         };
         let expected = format!("vm.yaml: persistentvolumeclaim/copy: no volume {source}: ");
@@ -99,7 +99,7 @@ fn copies_of_claims_come_after_their_sources() {
 #[test]
 fn the_names_of_all_units_fit() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let of_vm = "v".repeat(MAX_UNIT - "husk@default:.service".len());
     let of_import = "i".repeat(MAX_UNIT - "husk-import@default:.service".len());
     let named = |name: &str, volume: &str| {
@@ -111,7 +111,7 @@ fn the_names_of_all_units_fit() {
         named(&of_vm, &of_import),
         data_volume(&format!("{}j", &of_import[1..])),
     ];
-    checked_vms(&machine, &given(&objects)).unwrap();
+    checked_vms(&stores, &given(&objects)).unwrap();
     for (object, field) in [
         (named(&format!("{of_vm}v"), "data"), "metadata.name"),
         (data_volume(&format!("{of_import}i")), "metadata.name"),
@@ -120,7 +120,7 @@ fn the_names_of_all_units_fit() {
             "spec.dataVolumeTemplates[0].metadata.name",
         ),
     ] {
-        let Err(Failure::Manifest(lines)) = checked_vms(&machine, &given(&[object])) else {
+        let Err(Failure::Manifest(lines)) = checked_vms(&stores, &given(&[object])) else {
             panic!("{field} fits");
         };
         let expected = format!("vm.yaml: {field}: it is too long, together with the namespace");
@@ -131,7 +131,7 @@ fn the_names_of_all_units_fit() {
 #[test]
 fn names_of_claims_stay_in_their_namespace() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let source = |source: Value| {
         let mut vm = vm("demo", "data");
         let volume = &mut vm["spec"]["template"]["spec"]["volumes"][0];
@@ -139,7 +139,7 @@ fn names_of_claims_stay_in_their_namespace() {
         for (kind, fields) in source.as_object().unwrap() {
             volume[kind] = fields.clone();
         }
-        checked_vms(&machine, &given(&[vm]))
+        checked_vms(&stores, &given(&[vm]))
     };
     for bad in ["../test/data", "/srv/x", "..", "Data", "a/b"] {
         for (given, field) in [
@@ -169,7 +169,7 @@ fn names_of_claims_stay_in_their_namespace() {
 #[test]
 fn the_import_of_a_changed_volume_starts_again() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let runtime = RuntimeDir::at(folder.path().join("run"));
     let unit = "husk-import@default:data.service";
     let changes = |object: &Value| {
@@ -177,7 +177,7 @@ fn the_import_of_a_changed_volume_starts_again() {
             units: [(unit.to_owned(), "active")].into(),
             ..FakeSystemd::default()
         };
-        let (done, changes) = started(&machine, std::slice::from_ref(object), systemd, &runtime);
+        let (done, changes) = started(&stores, std::slice::from_ref(object), systemd, &runtime);
         done.unwrap();
         changes
     };
@@ -192,7 +192,7 @@ fn the_import_of_a_changed_volume_starts_again() {
     assert_eq!(changes(&object), [start.as_str()]);
     object["spec"]["source"] = json!({"http": {"url": "http://127.0.0.1:1/disk.img"}});
     assert_eq!(changes(&object), [format!("stop {unit}"), start]);
-    machine
+    stores
         .claims
         .create(&husk_claims::NewClaim::new("default", "data", 1 << 20))
         .unwrap();
@@ -203,14 +203,14 @@ fn the_import_of_a_changed_volume_starts_again() {
 #[test]
 fn vms_start_also_if_an_import_does_not() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let runtime = RuntimeDir::at(folder.path().join("run"));
     let systemd = FakeSystemd {
         fails: Some("systemd-run"),
         ..FakeSystemd::default()
     };
     let objects = [data_volume("data"), vm("demo", "data")];
-    let (done, changes) = started(&machine, &objects, systemd, &runtime);
+    let (done, changes) = started(&stores, &objects, systemd, &runtime);
     assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
     assert_eq!(
         changes.last().map(String::as_str),
@@ -222,7 +222,7 @@ fn vms_start_also_if_an_import_does_not() {
 #[test]
 fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let runtime = RuntimeDir::at(folder.path().join("run"));
     let _runs = runtime.claim("default", "runs").unwrap();
     let units = || FakeSystemd {
@@ -245,19 +245,19 @@ fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
     .map(str::to_owned);
 
     let objects = [vms("new"), vec![data_volume("new")]].concat();
-    let (done, changes) = started(&machine, &objects, units(), &runtime);
+    let (done, changes) = started(&stores, &objects, units(), &runtime);
     done.unwrap();
     assert_eq!(changes, [vec![import("new")], start.to_vec()].concat());
 
     // Its import may have failed after an earlier command.
-    machine.objects.apply(&data_volume("old")).unwrap();
-    let (done, changes) = started(&machine, &vms("old"), units(), &runtime);
+    stores.objects.apply(&data_volume("old")).unwrap();
+    let (done, changes) = started(&stores, &vms("old"), units(), &runtime);
     done.unwrap();
     assert_eq!(changes, [start.to_vec(), vec![import("old")]].concat());
-    assert_eq!(machine.claims.list().unwrap().len(), 0);
+    assert_eq!(stores.claims.list().unwrap().len(), 0);
 
     // Nothing fills it.
-    let (done, changes) = started(&machine, &vms("none"), units(), &runtime);
+    let (done, changes) = started(&stores, &vms("none"), units(), &runtime);
     assert!(matches!(done, Err(Failure::Ended(RUNTIME))), "{done:?}");
     assert_eq!(changes, start);
 }
@@ -265,18 +265,18 @@ fn a_running_vm_with_a_volume_to_fill_delays_nothing() {
 #[test]
 fn a_damaged_data_volume_costs_its_vm_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::at(folder.path());
+    let stores = LocalStores::at(folder.path());
     let with_template = |name: &str, volume: &str| {
         let mut vm = vm(name, volume);
         vm["spec"]["dataVolumeTemplates"] = json!([data_volume(volume)]);
         vm
     };
-    let damaged = machine.objects.apply(&data_volume("damaged")).unwrap().object.key;
-    std::fs::write(machine.objects.file(&damaged), "kind:").unwrap();
+    let damaged = stores.objects.apply(&data_volume("damaged")).unwrap().object.key;
+    std::fs::write(stores.objects.file(&damaged), "kind:").unwrap();
     let given = given(&[with_template("a", "damaged"), with_template("b", "good")]);
-    let vms = checked_vms(&machine, &given).unwrap();
-    let applied = apply_objects(&machine, &given).unwrap();
-    let (stored, done) = templates(&machine, &applied, &vms);
+    let vms = checked_vms(&stores, &given).unwrap();
+    let applied = apply_objects(&stores, &given).unwrap();
+    let (stored, done) = templates(&stores, &applied, &vms);
     let names: Vec<&str> = stored
         .iter()
         .map(|stored| stored.object.key.name.as_str())

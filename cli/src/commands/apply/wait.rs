@@ -9,7 +9,7 @@ use husk_objects::{Key, Kind};
 
 use crate::failure::{Failure, RUNTIME, one_line};
 use crate::machine::systemd::{Systemd, Unit};
-use crate::machine::{Machine, phase, status};
+use crate::machine::{LocalStores, phase, status};
 use crate::vm_ref::VmRef;
 use crate::{live_vm, vm_view};
 
@@ -50,14 +50,14 @@ impl Waits {
     ///
     /// # Errors
     /// One of them has failed; the others are waited for all the same.
-    pub(crate) fn until_done(self, machine: &Machine, systemd: Systemd) -> Result<(), Failure> {
-        self.until_done_in(machine, systemd, &RuntimeDir::locate()?)
+    pub(crate) fn wait(self, stores: &LocalStores, systemd: Systemd) -> Result<(), Failure> {
+        self.until_done_in(stores, systemd, &RuntimeDir::locate()?)
     }
 
-    /// As [`until_done`](Self::until_done), for the VMs of this directory.
+    /// As [`wait`](Self::wait), for the VMs of this directory.
     pub(crate) fn until_done_in(
         mut self,
-        machine: &Machine,
+        stores: &LocalStores,
         systemd: Systemd,
         runtime: &RuntimeDir,
     ) -> Result<(), Failure> {
@@ -66,7 +66,7 @@ impl Waits {
         // Parsing them at each look would take long with many VMs.
         let mut stored = BTreeMap::new();
         for name in &self.vms {
-            if let Ok(vm) = machine.vm(name) {
+            if let Ok(vm) = stores.vm(name) {
                 stored.insert(name.clone(), vm);
             }
         }
@@ -95,7 +95,7 @@ impl Waits {
                 let view = status::view(&views, name, &unit);
                 let stored = stored
                     .get(name)
-                    .filter(|vm| machine.objects.file(&vm.key).exists())?;
+                    .filter(|vm| stores.objects.file(&vm.key).exists())?;
                 Some((status::of(stored, &unit, view), unit))
             };
             self.vms.retain(|name| {
@@ -113,10 +113,10 @@ impl Waits {
             self.stops.retain(|name| look(name, stop_step(&unit(name))));
             self.volumes.retain(|name| {
                 let key = Key::new(Kind::DataVolume, &name.namespace, &name.name);
-                let Ok(stored) = machine.objects.get(&key) else {
+                let Ok(stored) = stores.objects.get(&key) else {
                     return false;
                 };
-                let phase = phase(machine, &units, &stored);
+                let phase = phase(stores, &units, &stored);
                 let step = match phase.phase {
                     "Succeeded" => Step::Done("the volume is filled".to_owned()),
                     "Failed" | "Terminating" => Step::Failed(phase.message),
@@ -278,16 +278,16 @@ mod tests {
     #[test]
     fn a_vm_whose_deletion_was_cut_off_has_stopped_too() {
         let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::at(folder.path());
+        let stores = LocalStores::at(folder.path());
         let vmi = test_manifests::vmi("demo");
-        let key = machine.objects.apply(&vmi).unwrap().object.key;
-        machine.objects.begin_deletion(&key).unwrap();
+        let key = stores.objects.apply(&vmi).unwrap().object.key;
+        stores.objects.begin_deletion(&key).unwrap();
         let waits = Waits {
             stops: vec!["demo".parse().unwrap()],
             ..Waits::default()
         };
         let systemd = FakeSystemd::default().install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
-        waits.until_done_in(&machine, systemd, &runtime).unwrap();
+        waits.until_done_in(&stores, systemd, &runtime).unwrap();
     }
 }

@@ -12,7 +12,7 @@ use super::delete::{is_claim, unknown_kind};
 use crate::failure::{Failure, RUNTIME};
 use crate::machine::status::{self as vm_status, VmStatus};
 use crate::machine::systemd::{Systemd, Unit, Units};
-use crate::machine::{Machine, vm};
+use crate::machine::{LocalStores, vm};
 use crate::vm_ref::{self, DEFAULT_NAMESPACE, VmRef};
 use crate::vm_view::VmView;
 use crate::{live_vm, output, vm_view};
@@ -67,7 +67,7 @@ enum Format {
 
 /// The state of the machine, from which objects are shown.
 pub(super) struct Known {
-    machine: Machine,
+    stores: LocalStores,
     objects: Objects,
     units: Units,
     views: Vec<VmView>,
@@ -75,12 +75,12 @@ pub(super) struct Known {
 
 impl Known {
     fn gather() -> Result<Known, Failure> {
-        let machine = Machine::locate()?;
+        let stores = LocalStores::locate()?;
         let runtime = RuntimeDir::locate()?;
         Ok(Known {
-            objects: machine.read()?,
-            machine,
-            // Without systemd no VM of the store runs.
+            objects: stores.read()?,
+            stores,
+            // Without systemd no VM of `husk apply` runs.
             units: Systemd::find().map_or_else(|_| Ok(Units::default()), Systemd::units)?,
             views: live_vm::block_on(vm_view::all(runtime.list()?))?,
         })
@@ -131,10 +131,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let known = Known::gather()?;
     let mut claims = Vec::new();
     if kind.is_none() {
-        for claim in known.machine.claims.list()? {
+        for claim in known.stores.claims.list()? {
             match claim {
                 Ok(claim) => claims.push(claim),
-                Err(error) => crate::failure::note(&error.to_string()),
+                Err(error) => crate::failure::print_warning(&error.to_string()),
             }
         }
     }

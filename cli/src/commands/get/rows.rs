@@ -73,7 +73,7 @@ fn cells(known: &Known, kind: Option<Kind>, object: &StoredObject) -> Vec<String
             vec![name, age, phase, address, flag(status.ready)]
         }
         Some(Kind::DataVolume) => {
-            let phase = phase(&known.machine, &known.units, object);
+            let phase = phase(&known.stores, &known.units, object);
             vec![name, phase.phase.to_owned(), phase.progress, age]
         }
         Some(Kind::Secret) => {

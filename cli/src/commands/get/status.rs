@@ -13,7 +13,7 @@ pub(super) fn object(known: &Known, kind: Option<Kind>, object: &StoredObject) -
     let mut value = object.value().clone();
     match (object.key.kind, kind) {
         (Kind::VirtualMachine, Some(Kind::VirtualMachineInstance)) => {
-            if let Ok(objects) = known.machine.known(&known.objects, &[])
+            if let Ok(objects) = known.stores.known(&known.objects, &[])
                 && let Ok(expanded) = vm::expanded(&object.object, &objects)
             {
                 value = expanded.manifest;
@@ -32,7 +32,7 @@ pub(super) fn object(known: &Known, kind: Option<Kind>, object: &StoredObject) -
         }
         (Kind::VirtualMachineInstance, _) => value["status"] = vmi(known, object),
         (Kind::DataVolume, _) => {
-            let phase = phase(&known.machine, &known.units, object);
+            let phase = phase(&known.stores, &known.units, object);
             value["status"] =
                 json!({"phase": phase.phase, "progress": phase.progress, "claimName": object.key.name});
             if !phase.message.is_empty() {

@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, part: Part) -> Result<(), Failure> {
         )));
     }
     if !info.connected {
-        crate::failure::note("the guest agent is no longer connected; this is what it told last");
+        crate::failure::print_warning("the guest agent is no longer connected: this is its last report");
     }
     let text = match (args.output, part) {
         (Format::Json, Part::All) => output::json(&all(&info))?,
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    fn told() -> GuestInfoResponse {
+    fn response() -> GuestInfoResponse {
         GuestInfoResponse {
             connected: true,
             agent: Some(GuestAgentInfo {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_summary_cannot_control_the_terminal() {
-        let text = summary(&told());
+        let text = summary(&response());
         assert!(!text.contains('\u{1b}'), "{text:?}");
         for line in [
             "Agent           9.2",
@@ -291,15 +291,15 @@ mod tests {
 
     #[test]
     fn users_and_file_systems_are_tables() {
-        let users = table(&["USER", "DOMAIN", "LOGIN"], user_rows(&told()));
+        let users = table(&["USER", "DOMAIN", "LOGIN"], user_rows(&response()));
         assert_eq!(users.lines().nth(1), Some("dolly          1970-01-02T00:00:00Z"));
-        let rows = file_system_rows(&told());
+        let rows = file_system_rows(&response());
         assert_eq!(rows[0], ["vda1", "ext4", "1.0 GiB", "0.5 GiB", "", "/"]);
-        let told = all(&told());
+        let response = all(&response());
         assert_eq!(
             (
-                told["fsFreezeStatus"].as_str(),
-                told["fsInfo"][0]["mountPoint"].as_str()
+                response["fsFreezeStatus"].as_str(),
+                response["fsInfo"][0]["mountPoint"].as_str()
             ),
             (Some("frozen"), Some("/"))
         );

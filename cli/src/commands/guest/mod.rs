@@ -29,7 +29,7 @@ pub(crate) struct Args {
 enum GuestCommand {
     /// Show the guest's operating system, addresses, users and file systems
     ///
-    /// Shows what the agent has told last. It is asked again every 5 s to 5 min.
+    /// Shows the last report of the agent. It is asked again every 5 s to 5 min.
     Info {
         #[command(flatten)]
         args: info::Args,

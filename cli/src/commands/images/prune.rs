@@ -5,9 +5,9 @@ use husk_images::ImageStore;
 use crate::failure::Failure;
 use crate::output;
 
-/// Remove what no name stands for
+/// Remove images without a name
 ///
-/// Removes images whose name stands for a newer one by now, and pulls that were cut off. Images with a name and those of
+/// Removes images whose names refer to newer ones by now, and interrupted pulls. Images with a name and those of
 /// running VMs stay.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {}

@@ -6,7 +6,7 @@ use crate::failure::{Failure, RUNTIME};
 
 /// Remove images from the store
 ///
-/// An image stays as long as another name stands for it. One that a running VM uses is not removed.
+/// An image stays as long as another name refers to it. One that a running VM uses is not removed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

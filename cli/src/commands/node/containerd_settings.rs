@@ -185,9 +185,9 @@ mod tests {
 
     #[test]
     fn settings_are_read() {
-        let said = settings("version = 3\nimports = ['a', \"b\"]\n");
-        assert_eq!((said.version(), said.imports()), (Some(3), vec!["a", "b"]));
-        assert!(!said.is_empty() && settings("# nothing\n").is_empty());
+        let parsed = settings("version = 3\nimports = ['a', \"b\"]\n");
+        assert_eq!((parsed.version(), parsed.imports()), (Some(3), vec!["a", "b"]));
+        assert!(!parsed.is_empty() && settings("# nothing\n").is_empty());
         assert_eq!(settings("version = '2'\n").version(), None);
     }
 

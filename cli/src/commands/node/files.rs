@@ -29,7 +29,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// That of the file; none if the file does not exist.
+    /// The mode and owner of the file; none if it does not exist.
     pub(super) fn of(path: &Path) -> Option<Access> {
         let meta = fs::metadata(path).ok()?;
         Some(Access {
@@ -64,13 +64,13 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
 
 /// Content of a JSON file; none if the file does not exist. The error of a file that is not as expected ends with the way
 /// out.
-pub(super) fn json<T: DeserializeOwned>(path: &Path, way_out: &str) -> Result<Option<T>, Failure> {
+pub(super) fn json<T: DeserializeOwned>(path: &Path, remedy: &str) -> Result<Option<T>, Failure> {
     let Some(text) = text(path)? else {
         return Ok(None);
     };
     serde_json::from_str(&text).map(Some).map_err(|error| {
         let why = failure::chain(&error);
-        Failure::Runtime(format!("{}: {why}: {way_out}", path.display()))
+        Failure::Runtime(format!("{}: {why}: {remedy}", path.display()))
     })
 }
 
@@ -183,7 +183,7 @@ fn begin(path: &Path) -> Result<(PathBuf, fs::File), Failure> {
     Ok((new, file))
 }
 
-/// Names the file of an error, and the way out where there is one.
+/// Names the file of an error, and the remedy where there is one.
 pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
     move |error| {
         let hint = hint(&error, rustix::process::geteuid().is_root());

@@ -27,7 +27,7 @@ pub(super) fn of(path: &Path, settings: &Settings) -> Vec<(PathBuf, Settings)> {
 /// Warning about imported files that may override the handler.
 pub(super) fn overriding(config: &Path, text: &str) -> Result<Option<String>, String> {
     let imported = of(config, &Settings::parse(text)?);
-    let with_handlers = imported.iter().filter(|(_, said)| has_handlers(said));
+    let with_handlers = imported.iter().filter(|(_, settings)| has_handlers(settings));
     let paths: Vec<_> = with_handlers
         .map(|(path, _)| path.display().to_string())
         .collect();
@@ -120,16 +120,16 @@ mod tests {
         let text = "imports = ['conf.d/*.toml', '/nowhere/x.toml', '/nowhere/*']\n";
         let config = at("config.toml");
         let found = of(&config, &Settings::parse(text).unwrap());
-        let told = found
+        let with_handlers = found
             .iter()
-            .map(|(path, said)| (path.strip_prefix(dir.path()).unwrap(), has_handlers(said)));
+            .map(|(path, settings)| (path.strip_prefix(dir.path()).unwrap(), has_handlers(settings)));
         let wanted = [
             ("conf.d/../far.toml", false),
             ("conf.d/cri.toml", true),
             ("conf.d/more.toml", false),
         ];
         assert_eq!(
-            told.collect::<Vec<_>>(),
+            with_handlers.collect::<Vec<_>>(),
             wanted.map(|(path, has)| (Path::new(path), has))
         );
     }
@@ -143,10 +143,10 @@ mod tests {
         fs::create_dir(dir.path().join("conf.d")).unwrap();
         let registry = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\n";
         fs::write(dir.path().join("conf.d/registry.toml"), registry).unwrap();
-        let told = overriding(&config, text).unwrap().unwrap();
+        let warning = overriding(&config, text).unwrap().unwrap();
         assert!(
-            told.contains("/conf.d/registry.toml, whose CRI plugin section"),
-            "{told}"
+            warning.contains("/conf.d/registry.toml, whose CRI plugin section"),
+            "{warning}"
         );
     }
 

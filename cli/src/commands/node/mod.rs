@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use husk_monitor::state::{RuntimeDir, StateError};
 
-use crate::failure::{Failure, note};
+use crate::failure::{Failure, print_warning};
 use crate::{doctor, live_vm, output};
 
 use containerd_settings::Settings;
@@ -161,7 +161,7 @@ fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
     let configured = files::replace(&config, before.as_deref(), Some(&after))?;
     print_change(configured, &config)?;
     if let Some(text) = imports::overriding(places.config(), &after).map_err(of(&config))? {
-        note(&text);
+        print_warning(&text);
     }
     Ok(configured)
 }
@@ -180,7 +180,7 @@ fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
     if before == after {
         print_change(FileChange::Unchanged, &config)?;
         if PROGRAMS.iter().any(|program| bin.join(program).exists()) {
-            note(&format!(
+            print_warning(&format!(
                 "{} has no handler of `husk node install`: the programs in {} stay. Name the file that has it by \
                  --config, or remove them yourself",
                 config.display(),
@@ -370,8 +370,8 @@ mod tests {
         assert!(place(&places.bin, &elsewhere).is_ok());
         let installed = fs::read_to_string(places.config()).unwrap();
         let refused = refusal(uninstall(&places));
-        let way_out = format!("use --bin {}", elsewhere.bin.display());
-        assert!(refused.ends_with(&way_out), "{refused}");
+        let remedy = format!("use --bin {}", elsewhere.bin.display());
+        assert!(refused.ends_with(&remedy), "{refused}");
         assert_eq!(fs::read_to_string(places.config()).unwrap(), installed);
         assert!(uninstall(&elsewhere).is_ok());
         assert_eq!(fs::read_to_string(places.config()).unwrap(), "version = 2\n");

@@ -1,4 +1,4 @@
-//! The process of one VM of the store, which systemd runs as `husk@NAMESPACE:NAME.service`: it provides the data of the
+//! The process of one VM of `husk apply`, which systemd runs as `husk@NAMESPACE:NAME.service`: it provides the data of the
 //! VM's volumes, is the VM's monitor, and starts the VM again as its run strategy says.
 
 mod backoff;
@@ -23,12 +23,12 @@ use tracing::{info, warn};
 use super::object_files::ObjectFiles;
 use super::status::STARTING;
 use super::systemd::Systemd;
-use super::{Data, DataError, FirstStart, Machine, vm};
-use crate::failure::{Failure, chain, note};
+use super::{Data, DataError, FirstStart, LocalStores, vm};
+use crate::failure::{Failure, chain, print_warning};
 use crate::signals::{Signals, StopSignal};
 use crate::status::exit_summary;
 use crate::vm_ref::VmRef;
-use crate::{host_notes, live_vm, network};
+use crate::{host_warnings, live_vm, network};
 
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
@@ -52,7 +52,7 @@ enum VmOutcome {
 /// # Errors
 /// The manifest is wrong, or the VM failed and is not started again.
 pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
-    let machine = Machine::locate()?;
+    let stores = LocalStores::locate()?;
     let runtime = RuntimeDir::locate()?;
     runtime.prepare()?;
     runtime.remove_abandoned()?;
@@ -61,7 +61,7 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
         let stopping = stop_signal()?;
         Service {
             name: name.clone(),
-            machine,
+            stores,
             runtime,
             stopping,
             program: upgrade::PROGRAM.into(),
@@ -77,7 +77,7 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
 
 struct Service {
     name: VmRef,
-    machine: Machine,
+    stores: LocalStores,
     runtime: RuntimeDir,
     /// True once the process was asked to end.
     stopping: watch::Receiver<bool>,
@@ -126,22 +126,22 @@ impl Service {
                 }
             }
         };
-        self.refuse_second_life(strategy)?;
+        self.check_restart_allowed(strategy)?;
         loop {
             // Also before the first start: the unit of a VM that was halted by hand may be enabled.
             strategy = self.run_strategy().unwrap_or(strategy);
             if strategy == RunStrategy::Halted {
-                info!(vm = %self.name, "the VM is not to run");
+                info!(vm = %self.name, "the VM's run strategy does not start it");
                 // One that is not found may be in a file system that is mounted later.
-                if !matches!(self.machine.vm(&self.name), Err(ObjectError::NotFound(_))) {
+                if !matches!(self.stores.vm(&self.name), Err(ObjectError::NotFound(_))) {
                     self.disable();
                 }
                 return Ok(());
             }
-            if self.is_renewed().await {
+            if self.restart_if_upgraded().await {
                 return Ok(());
             }
-            let outcome = self.live().await?;
+            let outcome = self.run_vm().await?;
             strategy = self.run_strategy().unwrap_or(strategy);
             let error = match outcome {
                 VmOutcome::Stopped => return Ok(()),
@@ -188,12 +188,12 @@ impl Service {
 
     /// Asks systemd to restart the process if an upgrade has replaced its program: the monitor in this process may not
     /// fit a VMM of another version. True if the process must end.
-    async fn is_renewed(&self) -> bool {
+    async fn restart_if_upgraded(&self) -> bool {
         if !upgrade::is_replaced(&self.program) {
             return false;
         }
         info!(vm = %self.name, "an upgrade has replaced the program: systemd restarts this process");
-        match Systemd::find().and_then(|systemd| systemd.renew(&self.name)) {
+        match Systemd::find().and_then(|systemd| systemd.restart_upgraded(&self.name)) {
             // Something may cancel systemd's job.
             Ok(()) => tokio::time::timeout(RENEWAL, self.stopped()).await.is_ok(),
             Err(failure) => {
@@ -220,11 +220,11 @@ impl Service {
     }
 
     /// Starts the VM and waits for its end.
-    async fn live(&self) -> Result<VmOutcome, Failure> {
+    async fn run_vm(&self) -> Result<VmOutcome, Failure> {
         // Else what was reported last would stand for the new attempt.
         self.report(STARTING);
-        let (machine, runtime, name) = (self.machine.clone(), self.runtime.clone(), self.name.clone());
-        let preparing = tokio::task::spawn_blocking(move || prepare(&machine, &runtime, &name));
+        let (stores, runtime, name) = (self.stores.clone(), self.runtime.clone(), self.name.clone());
+        let preparing = tokio::task::spawn_blocking(move || prepare(&stores, &runtime, &name));
         let prepared = tokio::select! {
             prepared = preparing => prepared?,
             () = self.stopped() => return Ok(VmOutcome::Stopped),
@@ -259,7 +259,7 @@ impl Service {
             return Ok(self.unless_stopped(not_started(&error)));
         }
         for key in vm::keys(&self.name) {
-            if let Err(failure) = FirstStart::of(&self.machine, &key).clear() {
+            if let Err(failure) = FirstStart::of(&self.stores, &key).clear() {
                 failure.report();
             }
         }
@@ -299,7 +299,7 @@ impl Service {
     }
 
     /// systemd starts the process again after it was killed. Not every VM is to run again then.
-    fn refuse_second_life(&self, strategy: RunStrategy) -> Result<(), Failure> {
+    fn check_restart_allowed(&self, strategy: RunStrategy) -> Result<(), Failure> {
         if matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure) {
             return Ok(());
         }
@@ -318,7 +318,7 @@ impl Service {
     /// # Errors
     /// The object cannot be read now. That is no reason to end the VM.
     fn run_strategy(&self) -> Result<RunStrategy, ObjectError> {
-        match stored(&self.machine, &self.name) {
+        match stored(&self.stores, &self.name) {
             Ok(vm) if vm.is_deleting() => Ok(RunStrategy::Halted),
             Ok(vm) => Ok(vm::run_strategy(&vm)),
             Err(ObjectError::NotFound(_)) => Ok(RunStrategy::Halted),
@@ -331,13 +331,13 @@ impl Service {
     }
 }
 
-/// The VM of the store.
+/// The VM of `husk apply`.
 ///
 /// # Errors
 /// [`ObjectError::NotFound`] only if the store is there: its file system may be mounted later.
-fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, ObjectError> {
-    machine.vm(name).map_err(|error| {
-        let path = machine.objects.lock_file();
+fn stored(stores: &LocalStores, name: &VmRef) -> Result<StoredObject, ObjectError> {
+    stores.vm(name).map_err(|error| {
+        let path = stores.objects.lock_file();
         match (error, fs::metadata(&path)) {
             (ObjectError::NotFound(_), Err(source)) => ObjectError::Io { path, source },
             (error, _) => error,
@@ -347,11 +347,11 @@ fn stored(machine: &Machine, name: &VmRef) -> Result<StoredObject, ObjectError> 
 
 /// The error of an object that a person has broken, or that cannot be read for a while.
 fn unreadable(error: &ObjectError) -> DataError {
-    let way_out = match error {
+    let remedy = match error {
         ObjectError::Damaged { .. } => ": correct the file, or apply the object again",
         _ => "",
     };
-    DataError::new("CrashLoopBackOff", format!("{}{way_out}", chain(error)))
+    DataError::new("CrashLoopBackOff", format!("{}{remedy}", chain(error)))
 }
 
 /// The error of a VM that cannot be expanded. An instance type or preference may be there later.
@@ -387,16 +387,16 @@ fn vm_outcome(status: &Status) -> VmOutcome {
 }
 
 /// Makes the plan of a VM and provides its data. May take long.
-fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prepared, PrepareError> {
+fn prepare(stores: &LocalStores, runtime: &RuntimeDir, name: &VmRef) -> Result<Prepared, PrepareError> {
     // Not the other VMs: with many of them, reading all at a boot takes long.
     let read = || {
-        machine
+        stores
             .objects
             .read_kinds(|kind| !kind.is_vm())
             .map_err(Failure::from)
     };
     let mut objects = read()?;
-    let stored = stored(machine, name).map_err(|error| match error {
+    let stored = stored(stores, name).map_err(|error| match error {
         ObjectError::NotFound(_) => PrepareError::Manifest(vec![error.to_string()]),
         error => PrepareError::Data(unreadable(&error)),
     })?;
@@ -406,11 +406,11 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
             stored.key
         )]));
     }
-    let known = machine.known(&objects, &[])?;
+    let known = stores.known(&objects, &[])?;
     let mut expanded =
         vm::expanded(&stored.object, &known).map_err(|errors| not_expanded(&errors, &objects))?;
     expanded.manifest["metadata"]["uid"] = Value::from(stored.uid());
-    let added = super::store_templates(machine, &stored, &expanded)?;
+    let added = super::store_templates(stores, &stored, &expanded)?;
     if added.iter().any(|added| added.outcome == Outcome::Created) {
         objects = read()?;
     }
@@ -423,8 +423,7 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
     let mut report = |text: &str| {
         let _ = sd_notify::notify(&[NotifyState::Status(&format!("Provisioning: {text}"))]);
     };
-    let data =
-        Data::provide(machine, &objects, &expanded, &files, &mut report).map_err(PrepareError::Data)?;
+    let data = Data::provide(stores, &objects, &expanded, &files, &mut report).map_err(PrepareError::Data)?;
     let resources = PodResources {
         volumes: data.volumes,
         seed_files: data.seed_files,
@@ -436,8 +435,11 @@ fn prepare(machine: &Machine, runtime: &RuntimeDir, name: &VmRef) -> Result<Prep
         |errors: Vec<FieldError>| PrepareError::Manifest(errors.iter().map(ToString::to_string).collect());
     let mut plan = husk_vmi::plan(&expanded.vmi, &resources).map_err(lines)?;
     let unmet = network::drop_unavailable(&expanded.vmi, &mut plan, None)?;
-    for text in host_notes::notes(&expanded.vmi, &plan).into_iter().chain(unmet) {
-        note(&text);
+    for text in host_warnings::warnings(&expanded.vmi, &plan)
+        .into_iter()
+        .chain(unmet)
+    {
+        print_warning(&text);
     }
     Ok(Prepared {
         plan,

@@ -23,7 +23,7 @@ fn manifest(strategy: &str) -> Value {
 fn service(folder: &std::path::Path) -> Service {
     Service {
         name: "demo".parse().unwrap(),
-        machine: Machine::at(folder),
+        stores: LocalStores::at(folder),
         runtime: RuntimeDir::at(folder.join("run")),
         stopping: watch::channel(false).1,
         program: upgrade::PROGRAM.into(),
@@ -31,7 +31,7 @@ fn service(folder: &std::path::Path) -> Service {
 }
 
 fn prepared(service: &Service) -> &'static str {
-    match prepare(&service.machine, &service.runtime, &service.name) {
+    match prepare(&service.stores, &service.runtime, &service.name) {
         Ok(_) => "prepared",
         Err(PrepareError::Manifest(_)) => "ends",
         Err(PrepareError::Data(_)) => "waits",
@@ -43,19 +43,19 @@ fn a_vm_ends_if_it_is_deleted_and_not_if_its_file_is_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let service = service(folder.path());
     let other = test_manifests::vm("other", "Always");
-    service.machine.objects.apply(&other).unwrap();
+    service.stores.objects.apply(&other).unwrap();
     assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
     assert_eq!(prepared(&service), "ends");
     let vm = test_manifests::vm("demo", "Always");
-    let key = service.machine.objects.apply(&vm).unwrap().object.key;
+    let key = service.stores.objects.apply(&vm).unwrap().object.key;
     assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Always));
-    let file = service.machine.objects.file(&key);
+    let file = service.stores.objects.file(&key);
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, text.replace("Always", "Sometimes")).unwrap();
     assert!(matches!(service.run_strategy(), Err(ObjectError::Damaged { .. })));
     assert_eq!(prepared(&service), "waits");
     fs::write(&file, text).unwrap();
-    service.machine.objects.begin_deletion(&key).unwrap();
+    service.stores.objects.begin_deletion(&key).unwrap();
     assert_eq!(service.run_strategy().ok(), Some(RunStrategy::Halted));
     assert_eq!(prepared(&service), "ends");
 }
@@ -71,25 +71,25 @@ async fn a_vm_waits_for_the_file_system_of_its_store() {
     FakeSystemd::default().install();
     assert!(matches!(service.run_strategy(), Err(ObjectError::Io { .. })));
     assert_eq!(prepared(&service), "waits");
-    let machine = service.machine.clone();
+    let stores = service.stores.clone();
     let waited = tokio::time::timeout(Duration::from_secs(3600), service.run()).await;
     assert!(waited.is_err(), "it has ended");
     assert_eq!(FakeSystemd::changes(), [""; 0]);
-    assert!(!machine.objects.lock_file().exists());
+    assert!(!stores.objects.lock_file().exists());
 }
 
 #[test]
 fn a_vm_waits_for_its_instance_type() {
     let folder = tempfile::tempdir().unwrap();
     let service = service(folder.path());
-    let text = || match prepare(&service.machine, &service.runtime, &service.name) {
+    let text = || match prepare(&service.stores, &service.runtime, &service.name) {
         Err(PrepareError::Data(error)) => error.text,
         Err(PrepareError::Manifest(lines)) => panic!("it ends: {lines:?}"),
         Ok(_) => panic!("it is prepared"),
     };
     let mut vm = test_manifests::vm("demo", "Always");
     vm["spec"]["instancetype"] = json!({"name": "small"});
-    let key = service.machine.objects.apply(&vm).unwrap().object.key;
+    let key = service.stores.objects.apply(&vm).unwrap().object.key;
     let missing = text();
     assert!(missing.contains("\"small\" not found"), "{missing}");
     let instancetype = json!({
@@ -98,15 +98,15 @@ fn a_vm_waits_for_its_instance_type() {
         "metadata": {"name": "small"},
         "spec": {"cpu": {"guest": 1}, "memory": {"guest": "64Mi"}},
     });
-    let file = service.machine.objects.apply(&instancetype).unwrap().object.key;
-    let file = service.machine.objects.file(&file);
+    let file = service.stores.objects.apply(&instancetype).unwrap().object.key;
+    let file = service.stores.objects.file(&file);
     fs::write(&file, "kind:").unwrap();
     let damaged = text();
     assert!(damaged.contains(&file.display().to_string()), "{damaged}");
     // Here the VM itself is wrong.
     let wrong = json!({"name": "small", "kind": "Secret"});
     service
-        .machine
+        .stores
         .objects
         .edit(&key, |vm| vm["spec"]["instancetype"] = wrong)
         .unwrap();
@@ -123,12 +123,12 @@ async fn a_halted_vm_is_not_started() {
             stopping,
             ..service(folder.path())
         };
-        let machine = service.machine.clone();
-        machine.objects.apply(&manifest(strategy)).unwrap();
+        let stores = service.stores.clone();
+        stores.objects.apply(&manifest(strategy)).unwrap();
         FakeSystemd::default().install();
         let halt = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            machine.objects.apply(&manifest("Halted")).unwrap();
+            stores.objects.apply(&manifest("Halted")).unwrap();
         };
         let run = tokio::time::timeout(Duration::from_secs(3600), service.run());
         let (ended, ()) = tokio::join!(run, halt);
@@ -147,7 +147,7 @@ async fn a_vm_that_is_not_found_stays_enabled() {
     };
     // Another command has made a store where the VM's is mounted later.
     let other = test_manifests::vm("other", "Always");
-    service.machine.objects.apply(&other).unwrap();
+    service.stores.objects.apply(&other).unwrap();
     FakeSystemd::default().install();
     let run = tokio::time::timeout(Duration::from_secs(3600), service.run());
     run.await.expect("it ends").unwrap();
@@ -165,7 +165,7 @@ async fn a_process_whose_program_was_replaced_starts_anew() {
         program,
         ..service(folder.path())
     };
-    service.machine.objects.apply(&manifest("Always")).unwrap();
+    service.stores.objects.apply(&manifest("Always")).unwrap();
     FakeSystemd::default().install();
     let replace = async {
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -40,7 +40,7 @@ const MAX_SKIPPED: usize = 64 << 20;
 
 /// Replies to other synchronisations that are read before one is given up. An agent that was not running finds those of
 /// all the time before in its port.
-const MAX_STRAYS: usize = 4096;
+const MAX_STALE_REPLIES: usize = 4096;
 
 /// Time after which a synchronisation is sent again. It doubles.
 const SYNC_AGAIN: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ pub struct GuestAgent<S> {
     unread: Range<usize>,
     decoder: LineDecoder,
     /// No reply is outstanding.
-    in_step: bool,
+    is_synchronized: bool,
     closed: bool,
 }
 
@@ -74,7 +74,7 @@ impl<S> fmt::Debug for GuestAgent<S> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("GuestAgent")
-            .field("in_step", &self.in_step)
+            .field("is_synchronized", &self.is_synchronized)
             .field("closed", &self.closed)
             .finish_non_exhaustive()
     }
@@ -132,7 +132,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
             chunk: vec![0; CHUNK].into_boxed_slice(),
             unread: 0..0,
             decoder: LineDecoder::default(),
-            in_step: false,
+            is_synchronized: false,
             closed: false,
         }
     }
@@ -154,17 +154,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
 
     async fn sync_for(&mut self, call: Call) -> Result<(), AgentError> {
         // What comes unasked is no reply to what is sent next.
-        if self.in_step && self.chunk[self.unread.clone()].trim_ascii().is_empty() {
+        if self.is_synchronized && self.chunk[self.unread.clone()].trim_ascii().is_empty() {
             return Ok(());
         }
-        self.in_step = false;
+        self.is_synchronized = false;
         let synced = timeout_at(call.deadline, self.synchronise(call)).await;
         let unresponsive = |_| AgentError::Unresponsive {
             command: call.name,
             limit: call.limit,
         };
         self.note_end(synced.map_err(unresponsive).flatten())?;
-        self.in_step = true;
+        self.is_synchronized = true;
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
 
     /// Reads up to the reply to the synchronisation `id`.
     async fn find_sync(&mut self, call: Call, id: u64) -> Result<(), AgentError> {
-        for _ in 0..MAX_STRAYS {
+        for _ in 0..MAX_STALE_REPLIES {
             let line = self.read_line(call).await?;
             if reply::parse::<u64>(call.name, &line).is_ok_and(|answered| answered == id) {
                 return Ok(());
@@ -204,7 +204,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
             // The reply to an earlier synchronisation, or garbage: the next sentinel may be followed by ours.
             self.decoder.resync();
         }
-        Err(call.fault(Fault::Strays(MAX_STRAYS)))
+        Err(call.fault(Fault::StaleReplies(MAX_STALE_REPLIES)))
     }
 
     /// Sends a command and waits for its reply.
@@ -219,11 +219,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
             arguments,
         });
         // Until the reply is here, also if the caller drops this future.
-        self.in_step = false;
+        self.is_synchronized = false;
         let exchanged = timeout_at(call.deadline, self.exchange(call, &line)).await;
         let reply = self.note_end(exchanged.map_err(|_| call.timeout()).flatten())?;
         let parsed = reply::parse(call.name, &reply);
-        self.in_step = !matches!(parsed, Err(AgentError::Protocol { .. }));
+        self.is_synchronized = !matches!(parsed, Err(AgentError::Protocol { .. }));
         parsed
     }
 

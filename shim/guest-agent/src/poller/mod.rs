@@ -1,5 +1,5 @@
-//! What to ask the agent, when, and what it last said. The intervals are those of KubeVirt's virt-launcher, but for file
-//! systems that are not frozen.
+//! The schedule of commands to the agent, and its last replies. The intervals are those of KubeVirt's virt-launcher,
+//! but for file systems that are not frozen.
 
 use std::time::{Duration, Instant};
 

@@ -89,7 +89,7 @@ pub struct LoadAverage {
     pub load15m: f64,
 }
 
-/// What KubeVirt asks for together. A part that the agent refused is `None`.
+/// The information that KubeVirt asks for together. A part that the agent refused is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct System {
     pub os: Option<OsInfo>,

@@ -20,7 +20,7 @@ pub(super) struct FinalStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KillReason {
     /// A request to kill it.
-    Asked,
+    Requested,
     /// The guest did not power off in time.
     GraceExpired {
         /// The grace period.
@@ -50,7 +50,7 @@ impl FinalStatus {
             Phase::Succeeded
         };
         let (reason, message) = match why {
-            KillReason::Asked => ("Killed", "the VM was killed on request".to_owned()),
+            KillReason::Requested => ("Killed", "the VM was killed on request".to_owned()),
             KillReason::GraceExpired { seconds } => (
                 "GracePeriodExpired",
                 format!("the guest did not power off within {seconds} s and was killed"),
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn kill_fails_a_vm_that_may_power_off() {
-        let killed = |may| FinalStatus::killed(KillReason::Asked, may, ExitReason::Poweroff).phase;
+        let killed = |may| FinalStatus::killed(KillReason::Requested, may, ExitReason::Poweroff).phase;
         assert_eq!((killed(true), killed(false)), (Phase::Failed, Phase::Succeeded));
     }
 }

@@ -76,7 +76,7 @@ impl Replug {
         for nic in self.0 {
             let name = nic.name.clone();
             let slot = connection.add_nic(nic).await?;
-            info!(interface = name, slot, "the guest has another NIC");
+            info!(interface = name, slot, "the NIC was replaced");
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ use super::io_error_retry::retry_after_io_errors;
 use super::service::{Service, ServiceParts};
 use super::snapshots::{SnapshotSources, SnapshotsActor};
 use super::status::StatusPublisher;
-use super::vm::{GuestEnds, VmActor};
+use super::vm::{GuestFds, VmActor};
 use super::vsock::vsock_actor;
 use super::{guest_agent, heap, listener, stdio};
 use crate::console::Console;
@@ -206,7 +206,7 @@ impl Supervisor {
             tokio::spawn(disk.keep(source));
             file
         });
-        let guest = GuestEnds {
+        let guest = GuestFds {
             console: self.guest,
             ports: self.ports,
             metrics_disk,

@@ -96,7 +96,7 @@ impl VmActorHandle {
 
 /// The guest's ends of what the monitor serves.
 #[derive(Debug)]
-pub(super) struct GuestEnds {
+pub(super) struct GuestFds {
     pub(super) console: Option<OwnedFd>,
     pub(super) ports: Vec<GuestPort>,
     /// The disk of downward metrics.
@@ -166,11 +166,11 @@ impl VmActor {
     /// Runs the VM, from a snapshot if one is given, until it has ended.
     pub(super) async fn run(
         mut self,
-        guest: GuestEnds,
+        guest: GuestFds,
         restore: Option<RestoreOrder>,
         mut start_mode: StartMode,
     ) -> FinalStatus {
-        let GuestEnds {
+        let GuestFds {
             console,
             ports,
             metrics_disk,
@@ -204,7 +204,7 @@ impl VmActor {
             );
             tokio::select! {
                 started = begin => started.map_err(FinalStatus::from),
-                () = stop_requested(&mut self.mailbox, &mut signals) => Err(self.killed_status(KillReason::Asked)),
+                () = stop_requested(&mut self.mailbox, &mut signals) => Err(self.killed_status(KillReason::Requested)),
             }
         };
         match begun {
@@ -291,7 +291,7 @@ impl VmActor {
                 let _ = reply.send(self.shut_down(grace, vmm));
             }
             VmCommand::Kill { reply } => {
-                self.kill(vmm, KillReason::Asked);
+                self.kill(vmm, KillReason::Requested);
                 let _ = reply.send(());
             }
             VmCommand::SoftReboot { reply } => self.soft_reboot(vmm, reply),
@@ -301,7 +301,7 @@ impl VmActor {
     /// The first signal starts a graceful shutdown, unless one is under way; the second kills the VM.
     fn handle_signal(&mut self, vmm: &VmmProcess) {
         if std::mem::replace(&mut self.signalled, true) {
-            self.kill(vmm, KillReason::Asked);
+            self.kill(vmm, KillReason::Requested);
         } else if self.stopping.is_none() {
             self.shut_down(self.plan.grace_period_seconds, vmm);
         }
@@ -310,7 +310,7 @@ impl VmActor {
     /// Starts a graceful shutdown or shortens its grace period. Returns the grace period in effect, in seconds.
     fn shut_down(&mut self, grace_seconds: u64, vmm: &VmmProcess) -> u64 {
         if grace_seconds == 0 || !self.plan.acpi {
-            self.kill(vmm, KillReason::Asked);
+            self.kill(vmm, KillReason::Requested);
             return 0;
         }
         let stopping = GracefulShutdown::requested(self.stopping, grace_seconds, Instant::now());

@@ -89,7 +89,10 @@ impl<S: Stream<Item = Result<Event, Status>> + Unpin> VmmEvents<S> {
                     match subscribed {
                         Ok(stream) => Source::Stream(stream),
                         Err(status) => {
-                            warn!(error = status.message(), "the VMM's events are not told any more");
+                            warn!(
+                                error = status.message(),
+                                "cannot subscribe to the VMM's events again: no more events follow"
+                            );
                             Source::Ended
                         }
                     }

@@ -106,7 +106,7 @@ pub enum SnapshotError {
     Volume {
         /// Its name.
         volume: String,
-        /// The reason and the way out.
+        /// The reason and the remedy.
         reason: String,
     },
     /// An interface cannot be saved or restored.
@@ -114,7 +114,7 @@ pub enum SnapshotError {
     Interface {
         /// Its name.
         interface: String,
-        /// The reason and the way out.
+        /// The reason and the remedy.
         reason: String,
     },
 }

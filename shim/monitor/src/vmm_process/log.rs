@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 use tracing::{debug, error, info, trace, warn};
 
-use crate::log_limit::LogLimit;
+use crate::log_rate_limiter::LogRateLimiter;
 
 /// Maximum length of a line, in bytes. Longer lines are cut.
 const LINE_BYTES: usize = 4096;
@@ -19,12 +19,12 @@ pub(super) async fn relay(stderr: Option<impl AsyncRead + Unpin>) -> Option<Stri
     let mut stderr = BufReader::new(stderr?);
     let mut lines = Lines::default();
     let mut last_error = None;
-    let mut limit = LogLimit::new("the VMM's log", LINES);
+    let mut limit = LogRateLimiter::new("the VMM's log", LINES);
     let mut chunk = [0; 4096];
     while let Ok(length @ 1..) = stderr.read(&mut chunk).await {
         for line in lines.split(&chunk[..length]) {
             let line = Line::parse(&line);
-            if limit.passes() {
+            if limit.allow() {
                 line.log();
             }
             if line.level == Level::Error {

@@ -59,7 +59,7 @@ pub fn plan(name: &str) -> VmPlan {
         nics: Vec::new(),
         hostname: "vm".into(),
         subdomain: None,
-        notes: Vec::new(),
+        warnings: Vec::new(),
     }
 }
 

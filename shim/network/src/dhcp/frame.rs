@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_fragments_are_none_of_it() {
+    fn replies_and_fragments_are_ignored() {
         let to = (GUEST, Ipv4Addr::new(10, 0, 2, 2));
         let answer = to_client((MacAddr::GATEWAY, Ipv4Addr::new(10, 0, 2, 1)), to, b"hello").unwrap();
         assert_eq!(to_server(&answer), None);

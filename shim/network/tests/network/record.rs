@@ -209,8 +209,8 @@ fn a_failed_teardown_does_not_stop_the_others() {
         error.starts_with("interface \"second\": removing aaa1:"),
         "{error}"
     );
-    let way_out = "aaa1 could not be restored; delete the namespace if unused";
-    assert!(error.ends_with(way_out), "{error}");
+    let remedy = "aaa1 could not be restored; delete the namespace if unused";
+    assert!(error.ends_with(remedy), "{error}");
     assert!(pod.shows("addr show eth0").contains("inet 10.244.1.5/24"));
     let left: Vec<_> = std::fs::read_dir(pod.dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");

@@ -29,13 +29,13 @@ impl Answer {
 pub(super) async fn answer(program: Program, vm: Option<(VmHandle, AgentHandle)>) -> Answer {
     let Some((vm, agent)) = vm else {
         return match program {
-            Program::Wrong(text) => Answer::says(FAILED, text),
+            Program::Invalid(text) => Answer::says(FAILED, text),
             Program::Freeze { .. } | Program::Thaw => Answer::says(0, "the VM does not run"),
             Program::Ping { .. } | Program::Run { .. } => Answer::says(FAILED, "the VM does not run"),
         };
     };
     match program {
-        Program::Wrong(text) => Answer::says(FAILED, text),
+        Program::Invalid(text) => Answer::says(FAILED, text),
         Program::Ping { limit } => match tokio::time::timeout(limit, agent.ping()).await {
             Ok(Ok(())) => Answer::default(),
             Ok(Err(error)) => Answer::says(FAILED, error),

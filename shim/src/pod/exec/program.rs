@@ -27,7 +27,7 @@ pub(in crate::pod) enum Program {
     },
     Thaw,
     /// The command line is wrong.
-    Wrong(String),
+    Invalid(String),
 }
 
 /// Reads a command line; `None` if it is of another program.
@@ -38,7 +38,7 @@ pub(super) fn program(args: &[String]) -> Option<Program> {
         "virt-freezer" => freezer,
         _ => return None,
     };
-    Some(Flags::read(args).and_then(read).unwrap_or_else(Program::Wrong))
+    Some(Flags::read(args).and_then(read).unwrap_or_else(Program::Invalid))
 }
 
 fn probe(flags: Flags) -> Result<Program, String> {
@@ -191,7 +191,7 @@ mod tests {
             ("virt-probe --command".to_owned(), "needs a value"),
         ] {
             match read(&wrong) {
-                Some(Program::Wrong(said)) => assert!(said.contains(text), "{wrong}: {said}"),
+                Some(Program::Invalid(message)) => assert!(message.contains(text), "{wrong}: {message}"),
                 other => panic!("{wrong}: {other:?}"),
             }
         }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::objects::{Object, ObjectKind, read_objects};
-use crate::{FieldError, notes, validate};
+use crate::{FieldError, validate, warnings};
 
 /// An instance type with 4 vCPUs and 2 GiB, and a preference without wishes; both are changed by JSON pointers.
 struct Case {
@@ -141,8 +141,8 @@ fn a_vm_without_either_is_its_template() {
     };
     assert_eq!(vmi.spec, loaded.spec);
     assert!(vmi.spec.domain.firmware.uuid.is_some());
-    // A caller that follows the run strategy needs no note about it.
-    assert_eq!(vmi.notes.len() + 1, loaded.notes.len());
+    // A caller that follows the run strategy needs no warning about it.
+    assert_eq!(vmi.warnings.len() + 1, loaded.warnings.len());
     validate(&vmi).unwrap();
 }
 
@@ -171,7 +171,7 @@ fn an_instance_type_gives_cpu_and_memory() {
     };
     assert_eq!(vmi.spec.domain.firmware.uuid, plain);
     validate(&vmi).unwrap();
-    let fields: Vec<_> = notes(&vmi).into_iter().map(|note| note.field).collect();
+    let fields: Vec<_> = warnings(&vmi).into_iter().map(|warning| warning.field).collect();
     for field in [
         "nodeSelector",
         "schedulerName",

@@ -80,8 +80,8 @@ fn claims_have_modes_size_and_source() {
         faults(&claim(json!({"storageClassName": "A b"})))[0].starts_with("spec.storageClassName: Invalid")
     );
     assert!(faults(&claim(storage(json!("much"))))[0].contains("spec.resources.requests.storage 'much'"));
-    let noted = read_all(&claim(json!({"volumeAttributesClassName": "gold"})).to_string());
-    assert_eq!(noted[0].notes[0].field, "spec.volumeAttributesClassName");
+    let ignored = read_all(&claim(json!({"volumeAttributesClassName": "gold"})).to_string());
+    assert_eq!(ignored[0].warnings[0].field, "spec.volumeAttributesClassName");
 }
 
 #[test]

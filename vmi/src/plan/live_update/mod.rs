@@ -10,7 +10,7 @@ use super::hotplug::NewVolume;
 use super::nic::{NicNetwork, NicPlan};
 use super::nics;
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources, VmPlan};
-use super::volume_source::{KERNEL_VOLUME, NETWORK_DATA, OutsideData, USER_DATA};
+use super::volume_source::{ExternalData, KERNEL_VOLUME, NETWORK_DATA, USER_DATA};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{Disk, Volume};
@@ -201,10 +201,10 @@ impl VmPlan {
                 | DiskSource::Descriptor(_) => None,
             };
             // A volume of another kind also gets what it needs: it is planned, and differs.
-            let path = match OutsideData::of(volume) {
-                OutsideData::Needed => Some(path.unwrap_or_default()),
-                OutsideData::Optional => path,
-                OutsideData::Refused => None,
+            let path = match ExternalData::of(volume) {
+                ExternalData::Needed => Some(path.unwrap_or_default()),
+                ExternalData::Optional => path,
+                ExternalData::Refused => None,
             };
             resources
                 .volumes

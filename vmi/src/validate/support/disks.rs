@@ -1,15 +1,15 @@
 //! Unsupported values of disks and volumes.
 
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::load::Vmi;
 use crate::plan::disks::effective_disks;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 use crate::types::{Disk, Feature};
 
 /// Maximum logical block size of a guest: its page size.
 const LOGICAL: i64 = 4096;
 
-pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
+pub(super) fn support(vmi: &Vmi, found: &mut Diagnostics) {
     let listed = vmi.spec.domain.devices.disks.len();
     for (i, disk) in effective_disks(vmi).iter().enumerate() {
         let path = vmi.at(&format!("domain.devices.disks[{i}]"));
@@ -21,7 +21,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
             && !disk.is_virtio_blk()
         {
             let text = "no disk uses this volume, so a disk is added on KubeVirt's default bus, sata, which is provided as scsi";
-            found.notes.push(Note::new(volume, text));
+            found.warnings.push(Warning::new(volume, text));
         }
         settings(disk, &path, found);
         match disk.target().0 {
@@ -37,8 +37,8 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
         {
             let text = "writes go to an overlay that is removed with the VM";
             found
-                .notes
-                .push(Note::new(format!("{volume}.containerDisk"), text));
+                .warnings
+                .push(Warning::new(format!("{volume}.containerDisk"), text));
         }
     }
     for (i, volume) in vmi.spec.volumes.iter().enumerate() {
@@ -52,9 +52,9 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
     }
 }
 
-/// Notes about replaced buses. SATA is provided as SCSI, since the guest's device names stay the same: `sda`, `sdb`, …
+/// Warnings about replaced buses. SATA is provided as SCSI, since the guest's device names stay the same: `sda`, `sdb`, …
 /// and `sr0`.
-fn bus(disk: &Disk, path: &str, found: &mut Findings) {
+fn bus(disk: &Disk, path: &str, found: &mut Diagnostics) {
     let (kind, target) = disk.target();
     let given = target
         .and_then(|target| target.bus.as_deref())
@@ -75,24 +75,24 @@ fn bus(disk: &Disk, path: &str, found: &mut Findings) {
                 "has no bus; KubeVirt's default, sata, is provided as scsi: the guest still sees {names}, but uses the \
                  driver virtio_scsi"
             );
-            found.notes.push(Note::new(path, text));
+            found.warnings.push(Warning::new(path, text));
         }
         ("sata", _) => {
             let text = format!(
                 "sata is provided as scsi: the guest still sees {names}, but uses the driver virtio_scsi"
             );
-            found.notes.push(Note::new(field, text));
+            found.warnings.push(Warning::new(field, text));
         }
         ("virtio", "lun") => {
             let text = "virtio is provided as scsi, since virtio-blk has no SCSI commands";
-            found.notes.push(Note::new(field, text));
+            found.warnings.push(Warning::new(field, text));
         }
         // All other buses are supported, or refused by KubeVirt's rules.
         _ => {}
     }
 }
 
-fn cdrom(disk: &Disk, path: &str, found: &mut Findings) {
+fn cdrom(disk: &Disk, path: &str, found: &mut Diagnostics) {
     let Some(cdrom) = &disk.cdrom else { return };
     let tray = cdrom.tray.as_deref().unwrap_or_default();
     if !matches!(tray, "" | "open" | "closed") {
@@ -102,32 +102,38 @@ fn cdrom(disk: &Disk, path: &str, found: &mut Findings) {
     }
     if tray == "open" {
         let text = "is ignored: the tray is closed at the start; the guest can open it";
-        found.notes.push(Note::new(format!("{path}.cdrom.tray"), text));
+        found
+            .warnings
+            .push(Warning::new(format!("{path}.cdrom.tray"), text));
     }
     if cdrom.readonly == Some(false) {
         let text = "is ignored: a CD-ROM is always read-only";
         found
-            .notes
-            .push(Note::new(format!("{path}.cdrom.readonly"), text));
+            .warnings
+            .push(Warning::new(format!("{path}.cdrom.readonly"), text));
     }
     if has_block_size(disk) {
         let text = "is ignored: a CD-ROM has blocks of 2048 bytes";
-        found.notes.push(Note::new(format!("{path}.blockSize"), text));
+        found
+            .warnings
+            .push(Warning::new(format!("{path}.blockSize"), text));
     }
 }
 
-fn lun(disk: &Disk, path: &str, found: &mut Findings) {
+fn lun(disk: &Disk, path: &str, found: &mut Diagnostics) {
     if has_block_size(disk) {
         let text = "is ignored: a LUN has the block sizes of the host device";
-        found.notes.push(Note::new(format!("{path}.blockSize"), text));
+        found
+            .warnings
+            .push(Warning::new(format!("{path}.blockSize"), text));
     }
     if disk.cache.as_deref().is_some_and(|cache| !cache.is_empty()) {
         let text = "is ignored: commands of a LUN go to the host device without a cache";
-        found.notes.push(Note::new(format!("{path}.cache"), text));
+        found.warnings.push(Warning::new(format!("{path}.cache"), text));
     }
     if disk.serial.as_deref().is_some_and(|serial| !serial.is_empty()) {
         let text = "is ignored: a LUN has the serial number of the host device";
-        found.notes.push(Note::new(format!("{path}.serial"), text));
+        found.warnings.push(Warning::new(format!("{path}.serial"), text));
     }
     if disk
         .error_policy
@@ -135,7 +141,9 @@ fn lun(disk: &Disk, path: &str, found: &mut Findings) {
         .is_some_and(|policy| policy != "report")
     {
         let text = "is ignored: errors of a LUN are always reported to the guest";
-        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
+        found
+            .warnings
+            .push(Warning::new(format!("{path}.errorPolicy"), text));
     }
 }
 
@@ -146,7 +154,7 @@ fn has_block_size(disk: &Disk) -> bool {
 }
 
 /// Reports unsupported settings of a disk.
-fn settings(disk: &Disk, path: &str, found: &mut Findings) {
+fn settings(disk: &Disk, path: &str, found: &mut Diagnostics) {
     let custom = disk.block_size.as_ref().and_then(|size| size.custom.as_ref());
     if let Some(logical) = custom.map(|custom| custom.logical).filter(|size| *size > LOGICAL)
         && disk.target().0 == "disk"
@@ -160,16 +168,16 @@ fn settings(disk: &Disk, path: &str, found: &mut Findings) {
     if custom.is_some_and(|custom| custom.discard_granularity.is_some_and(|bytes| bytes != 0)) {
         let text = "is ignored: the discard granularity is that of the volume";
         let field = format!("{path}.blockSize.custom.discardGranularity");
-        found.notes.push(Note::new(field, text));
+        found.warnings.push(Warning::new(field, text));
     }
     if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
         let text = format!("'{io}' is ignored: Husk uses io_uring, or threads if io_uring is disabled");
-        found.notes.push(Note::new(format!("{path}.io"), text));
+        found.warnings.push(Warning::new(format!("{path}.io"), text));
     }
     if disk.dedicated_io_thread && !disk.is_virtio_blk() {
         let text = "is ignored: the disks of the SCSI controller share its worker threads";
         found
-            .notes
-            .push(Note::new(format!("{path}.dedicatedIOThread"), text));
+            .warnings
+            .push(Warning::new(format!("{path}.dedicatedIOThread"), text));
     }
 }

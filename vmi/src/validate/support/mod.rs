@@ -3,22 +3,22 @@
 mod disks;
 mod network;
 
-use crate::field::{FieldError, Note};
+use crate::field::{FieldError, Warning};
 use crate::load::Vmi;
 use crate::plan::WatchdogAction;
-use crate::schema::Findings;
+use crate::schema::Diagnostics;
 use crate::types::Feature;
 
-/// Reports unsupported values and notes.
-pub(crate) fn support(vmi: &Vmi) -> Findings {
-    let mut found = Findings::default();
+/// Reports unsupported values and warnings.
+pub(crate) fn support(vmi: &Vmi) -> Diagnostics {
+    let mut found = Diagnostics::default();
     machine(vmi, &mut found);
     disks::support(vmi, &mut found);
     network::support(vmi, &mut found);
     found
 }
 
-fn machine(vmi: &Vmi, found: &mut Findings) {
+fn machine(vmi: &Vmi, found: &mut Diagnostics) {
     let domain = &vmi.spec.domain;
     let architecture = vmi.spec.architecture.as_deref().unwrap_or_default();
     if !matches!(architecture, "" | "amd64") {
@@ -28,17 +28,21 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     }
     if !domain.machine.machine_type.is_empty() {
         let text = "is ignored: the machine type is Husk's own, with PCI Express and ACPI but without the q35 chipset";
-        found.notes.push(Note::new(vmi.at("domain.machine.type"), text));
+        found
+            .warnings
+            .push(Warning::new(vmi.at("domain.machine.type"), text));
     }
     let model = domain.cpu.model.as_deref().unwrap_or_default();
     if !matches!(model, "" | "host-model" | "host-passthrough") {
         let text = format!("'{model}' is ignored; the guest gets the model of the host CPU");
-        found.notes.push(Note::new(vmi.at("domain.cpu.model"), text));
+        found
+            .warnings
+            .push(Warning::new(vmi.at("domain.cpu.model"), text));
     }
     if domain.features.acpi.as_ref().is_some_and(|acpi| !acpi.is_on()) {
         let text = "the guest still gets ACPI tables, but `husk stop` kills it immediately, without pressing the power button";
         let path = vmi.at("domain.features.acpi.enabled");
-        found.notes.push(Note::new(path, text));
+        found.warnings.push(Warning::new(path, text));
     }
     if domain.features.apic.as_ref().is_some_and(|apic| !apic.is_on()) {
         let text = "a machine without APIC is not supported";
@@ -49,7 +53,9 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     }
     if domain.features.smm.as_ref().is_some_and(Feature::is_on) {
         let text = "is ignored: Husk runs no firmware that needs SMM";
-        found.notes.push(Note::new(vmi.at("domain.features.smm"), text));
+        found
+            .warnings
+            .push(Warning::new(vmi.at("domain.features.smm"), text));
     }
     if let Some(efi) = domain
         .firmware
@@ -66,8 +72,8 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
             let text =
                 "is ignored: Husk runs no UEFI firmware and boots the kernel in the disk image directly";
             found
-                .notes
-                .push(Note::new(vmi.at("domain.firmware.bootloader.efi"), text));
+                .warnings
+                .push(Warning::new(vmi.at("domain.firmware.bootloader.efi"), text));
         }
     }
     match domain.reboot_policy.as_deref().unwrap_or_default() {
@@ -98,8 +104,8 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     if domain.devices.log_serial_console == Some(false) {
         let text = "the output of the serial console is kept for `husk logs` nevertheless";
         found
-            .notes
-            .push(Note::new(vmi.at("domain.devices.logSerialConsole"), text));
+            .warnings
+            .push(Warning::new(vmi.at("domain.devices.logSerialConsole"), text));
     }
     if vmi
         .annotations
@@ -110,7 +116,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
             vmi.metadata_at("annotations")
         );
         found
-            .notes
-            .push(Note::new(path, "is ignored: hook sidecars are not supported"));
+            .warnings
+            .push(Warning::new(path, "is ignored: hook sidecars are not supported"));
     }
 }

@@ -39,17 +39,17 @@ pub(super) fn command(program: &Path) -> Command {
 /// Runs a program to its end, or to the end of `limit`.
 pub(super) fn run(mut command: Command, limit: Duration) -> Result<Output, String> {
     let spawned = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let told = |why: &dyn Display| format!("{}: {why}", Path::new(command.get_program()).display());
-    let child = spawned.map_err(|error| told(&failure::chain(&error)))?;
+    let described = |why: &dyn Display| format!("{}: {why}", Path::new(command.get_program()).display());
+    let child = spawned.map_err(|error| described(&failure::chain(&error)))?;
     let (ended, end) = mpsc::channel();
     let id = Pid::from_child(&child);
     // It reads both pipes, which block the program when they are full.
     std::thread::spawn(move || ended.send(child.wait_with_output()));
     match end.recv_timeout(limit) {
-        Ok(output) => output.map_err(|error| told(&failure::chain(&error))),
+        Ok(output) => output.map_err(|error| described(&failure::chain(&error))),
         Err(_) => {
             let _ = rustix::process::kill_process(id, Signal::KILL);
-            Err(told(&format!("no end after {} s", limit.as_secs())))
+            Err(described(&format!("no end after {} s", limit.as_secs())))
         }
     }
 }
@@ -117,8 +117,8 @@ impl Containerd {
         command.arg("--config").arg(&self.config).args(["config", "dump"]);
         let output = run(command, DUMP_TIMEOUT)?;
         if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            let last = told.lines().rfind(|line| !line.trim().is_empty());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let last = stderr.lines().rfind(|line| !line.trim().is_empty());
             return Err(failure::one_line(last.unwrap_or("it names no reason")));
         }
         Dump::parse(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -26,13 +26,13 @@ pub(super) fn unit_of(pid: i32) -> Result<String, Failure> {
             "{why}: restart containerd yourself: install without --restart"
         ))
     })?;
-    let told = String::from_utf8_lossy(&output.stdout);
-    check(&unit, pid, &told).map(|()| unit)
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    check(&unit, pid, &stdout).map(|()| unit)
 }
 
-fn check(unit: &str, pid: i32, told: &str) -> Result<(), Failure> {
+fn check(unit: &str, pid: i32, stdout: &str) -> Result<(), Failure> {
     let value = |name: &str| {
-        let line = told
+        let line = stdout
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         line.unwrap_or_default()
@@ -68,17 +68,22 @@ pub(super) fn restart(unit: &str, limit: Duration) -> Result<(), String> {
         .args(["restart", unit])
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let told = |why: &dyn std::fmt::Display| format!("systemctl restart {unit}: {why}");
-    let mut child = restart.spawn().map_err(|error| told(&failure::chain(&error)))?;
+    let described = |why: &dyn std::fmt::Display| format!("systemctl restart {unit}: {why}");
+    let mut child = restart
+        .spawn()
+        .map_err(|error| described(&failure::chain(&error)))?;
     let deadline = Instant::now() + limit;
     loop {
-        match child.try_wait().map_err(|error| told(&failure::chain(&error)))? {
+        match child
+            .try_wait()
+            .map_err(|error| described(&failure::chain(&error)))?
+        {
             Some(status) if status.success() => return Ok(()),
-            Some(status) => return Err(told(&status)),
+            Some(status) => return Err(described(&status)),
             None if Instant::now() >= deadline => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(told(&format!("not done after {} s", limit.as_secs())));
+                return Err(described(&format!("not done after {} s", limit.as_secs())));
             }
             None => std::thread::sleep(INTERVAL),
         }
@@ -102,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_restart_that_would_end_vms_is_refused() {
-        let refused = |told: &str| match check("a.service", 12, told) {
+        let refused = |stdout: &str| match check("a.service", 12, stdout) {
             Err(Failure::Runtime(text)) => text,
             _ => String::new(),
         };

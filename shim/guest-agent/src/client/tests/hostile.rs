@@ -79,7 +79,7 @@ async fn endless_sentinels_are_no_synchronisation() {
         matches!(
             error,
             AgentError::Protocol {
-                fault: Fault::Strays(_),
+                fault: Fault::StaleReplies(_),
                 ..
             }
         ),

@@ -76,7 +76,7 @@ async fn replies_to_other_synchronisations_are_skipped() {
         }
         let mut bytes = earlier.concat();
         bytes.extend(b"\xff{\"return\": \"x\"}\n\xff\xff{\"return\": {}}\n\xffgarbage\n");
-        bytes.extend(b"{}\n".repeat(MAX_STRAYS));
+        bytes.extend(b"{}\n".repeat(MAX_STALE_REPLIES));
         bytes.extend(reply);
         earlier = vec![Vec::new(), Vec::new()];
         Reaction::Send(bytes)

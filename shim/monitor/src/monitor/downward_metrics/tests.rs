@@ -63,7 +63,7 @@ async fn requests_are_answered_one_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_request_is_said_to_be_none_and_the_next_is_answered() {
+async fn an_invalid_request_gets_an_error_and_the_next_is_answered() {
     let (mut guest, _port, _task) = served();
     for wrong in [&b"HELLO\n\n"[..], &[b'x'; request::MOST_BYTES]] {
         guest.write_all(wrong).await.unwrap();

@@ -42,7 +42,7 @@ pub(in crate::monitor) struct Frozen {
     pub(in crate::monitor) thaw_at: Option<Instant>,
 }
 
-/// What is known of the agent.
+/// The state of the agent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AgentView {
     pub(super) connected: bool,
@@ -73,7 +73,7 @@ impl AgentHandle {
         self.state.clone()
     }
 
-    /// What the agent has told last.
+    /// The last report of the agent.
     pub(in crate::monitor) fn info(&self) -> GuestInfoResponse {
         info(&self.view.borrow(), Instant::now())
     }

@@ -56,7 +56,7 @@ pub(super) struct AgentActor {
     state: StatePublisher,
 }
 
-/// What the actor does next.
+/// The next action of the actor.
 enum Work {
     Thaw,
     Process,

@@ -66,7 +66,7 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// The way out of an error, or nothing.
+/// The remedy of an error, or nothing.
 fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
         NetworkFault::NicNotFound(_) if place.is_empty() => {

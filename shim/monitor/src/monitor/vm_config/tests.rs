@@ -72,7 +72,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         nics: Vec::new(),
         hostname: "vm".into(),
         subdomain: None,
-        notes: Vec::new(),
+        warnings: Vec::new(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a program says on `vsock.sock` first: `CONNECT PORT\n`, as Firecracker's users know it.
+//! The first line of a program on `vsock.sock`: `CONNECT PORT\n`, as Firecracker's users know it.
 
 use std::io;
 use std::time::Duration;

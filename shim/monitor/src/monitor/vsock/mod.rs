@@ -26,7 +26,7 @@ use super::sync::short;
 use super::vm::RunningVmm;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
-use crate::log_limit::LogLimit;
+use crate::log_rate_limiter::LogRateLimiter;
 use handshake::{HandshakeError, LINE_TIMEOUT, requested_port};
 
 /// CID of the guest. The device is the VM's own, so that every VM may have the same.
@@ -140,7 +140,7 @@ async fn connect(mut vmm: Vmm, mut stream: UnixStream) -> Result<(), ConnectErro
 /// Answers the guest's requests, one after the other: a guest that asks for many has one under way. Returns when the
 /// VMM has ended.
 async fn from_guest(mut vmm: Vmm, dir: &OwnedFd) {
-    let mut log = LogLimit::new("the log of the guest's vsock connections", LINES);
+    let mut log = LogRateLimiter::new("the log of the guest's vsock connections", LINES);
     let mut requests = match vmm.client.vsock_requests(VsockRequestsRequest {}).await {
         Ok(requests) => requests.into_inner(),
         Err(error) => {
@@ -153,7 +153,7 @@ async fn from_guest(mut vmm: Vmm, dir: &OwnedFd) {
     };
     while let Ok(Some(VsockRequest { id, port })) = requests.message().await {
         if let Err(error) = answer(&mut vmm, dir, id, port).await
-            && log.passes()
+            && log.allow()
         {
             let error = short(&error.to_string());
             warn!(error, port, "a vsock connection of the guest was not answered");

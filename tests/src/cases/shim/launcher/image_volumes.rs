@@ -67,7 +67,7 @@ pub fn image_volumes(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
     until(|| Ok(pod.log("guest-console-log.log")?.contains("marker-42")))?;
     let log = pod.log("compute.log")?;
     ensure!(!log.contains("marker-42"), "compute prints the console: {log}");
-    expect_contains(&log, &["the VMI came"])?;
+    expect_contains(&log, &["received the VMI"])?;
 
     // virt-freezer without an agent has nothing to do; a probe fails.
     let freezer = [

@@ -9,16 +9,16 @@ use husk_vmi::{DiskSource, VmPlan, Vmi};
 use crate::output;
 
 /// Returns the warnings, one line each.
-pub(crate) fn notes(vmi: &Vmi, plan: &VmPlan) -> Vec<String> {
+pub(crate) fn warnings(vmi: &Vmi, plan: &VmPlan) -> Vec<String> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let mut notes = Vec::from_iter(memory(vmi, plan, total(&meminfo)));
+    let mut warnings = Vec::from_iter(memory(vmi, plan, total(&meminfo)));
     for disk in &plan.disks {
         let (DiskSource::File(path) | DiskSource::HostDisk { path, .. }) = &disk.source else {
             continue;
         };
-        notes.extend(raw_qcow2(path).map(|text| format!("volume {:?}: {text}", disk.name)));
+        warnings.extend(raw_qcow2(path).map(|text| format!("volume {:?}: {text}", disk.name)));
     }
-    notes
+    warnings
 }
 
 /// Warns about more guest memory than the host has. Memory is allocated on use, so the shortage would show late.

@@ -9,8 +9,8 @@ const WINDOW: Duration = Duration::from_secs(5);
 
 /// Lets a number of lines pass in each 5 s.
 #[derive(Debug)]
-pub(crate) struct LogLimit {
-    /// The lines' source, for the line that tells how many were left out.
+pub(crate) struct LogRateLimiter {
+    /// The lines' source, for the line with the number of suppressed lines.
     source: &'static str,
     /// Lines that may pass in each window.
     most: u32,
@@ -18,9 +18,9 @@ pub(crate) struct LogLimit {
     lines: u32,
 }
 
-impl LogLimit {
-    pub(crate) fn new(source: &'static str, most: u32) -> LogLimit {
-        LogLimit {
+impl LogRateLimiter {
+    pub(crate) fn new(source: &'static str, most: u32) -> LogRateLimiter {
+        LogRateLimiter {
             source,
             most,
             begun: Instant::now(),
@@ -28,11 +28,14 @@ impl LogLimit {
         }
     }
 
-    /// Counts a line. Returns false if it is not to be logged.
-    pub(crate) fn passes(&mut self) -> bool {
+    /// Counts a line. Returns false if it must not be logged.
+    pub(crate) fn allow(&mut self) -> bool {
         if self.begun.elapsed() > WINDOW {
             if self.lines > self.most {
-                warn!(lines = self.lines - self.most, "{} was cut", self.source);
+                warn!(
+                    lines = self.lines - self.most,
+                    "{}: lines were suppressed", self.source
+                );
             }
             (self.begun, self.lines) = (Instant::now(), 0);
         }
@@ -48,9 +51,9 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_is_cut_in_each_window() {
-        let mut limit = LogLimit::new("a log", 3);
-        let mut flood = || (0..100).filter(|_| limit.passes()).count();
+    async fn lines_beyond_the_limit_are_suppressed_in_each_window() {
+        let mut limit = LogRateLimiter::new("a log", 3);
+        let mut flood = || (0..100).filter(|_| limit.allow()).count();
         assert_eq!(flood(), 3);
         assert_eq!(flood(), 0);
         sleep(WINDOW + Duration::from_millis(1)).await;

@@ -1,8 +1,8 @@
-//! Notes of a plan: fields that Husk meets differently than KubeVirt, by their paths.
+//! Warnings of a plan: fields that Husk meets differently than KubeVirt, by their paths.
 
 mod common;
 
-use common::{noted, resources, vmi, with};
+use common::{ignored, resources, vmi, with};
 use husk_vmi::plan;
 use serde_json::{Value, json};
 
@@ -163,14 +163,18 @@ fn fields_that_are_met_differently_are_noted_by_path() {
     ] {
         let manifest = with(&[(pointer, value)]);
         let plan = plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap();
-        let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();
-        assert_eq!(fields, [format!("spec.{field}").as_str()], "{:?}", plan.notes);
+        let fields: Vec<&str> = plan
+            .warnings
+            .iter()
+            .map(|warning| warning.field.as_str())
+            .collect();
+        assert_eq!(fields, [format!("spec.{field}").as_str()], "{:?}", plan.warnings);
     }
 }
 
 #[test]
 fn interfaces_that_are_met_differently_are_noted_by_path() {
-    let noted = |interface: Value, pod: Value| {
+    let ignored = |interface: Value, pod: Value| {
         let mut nic = json!({"name": "a"});
         nic.as_object_mut()
             .unwrap()
@@ -180,12 +184,12 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
             ("networks", json!([{"name": "a", "pod": pod}])),
         ]);
         let plan = plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap();
-        Vec::from_iter(plan.notes.into_iter().map(|note| note.field))
+        Vec::from_iter(plan.warnings.into_iter().map(|warning| warning.field))
     };
     let path = "spec.domain.devices.interfaces[0]";
     for model in ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139"] {
         assert_eq!(
-            noted(json!({"model": model}), json!({})),
+            ignored(json!({"model": model}), json!({})),
             [format!("{path}.model")]
         );
     }
@@ -194,7 +198,10 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
         ("acpiIndex", json!(3)),
         ("ports", json!([{"port": 80}])),
     ] {
-        assert_eq!(noted(json!({name: value}), json!({})), [format!("{path}.{name}")]);
+        assert_eq!(
+            ignored(json!({name: value}), json!({})),
+            [format!("{path}.{name}")]
+        );
     }
     for (name, cidr) in [
         ("vmNetworkCIDR", "10.1.0.0/24"),
@@ -202,17 +209,17 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
     ] {
         let pod = json!({name: cidr});
         assert_eq!(
-            noted(json!({"bridge": {}}), pod.clone()),
+            ignored(json!({"bridge": {}}), pod.clone()),
             [format!("spec.networks[0].pod.{name}")]
         );
         let served = json!({"masquerade": {}, "ports": [{"port": 80}], "model": "virtio"});
-        assert_eq!(noted(served, pod), [""; 0]);
+        assert_eq!(ignored(served, pod), [""; 0]);
     }
 }
 
 #[test]
 fn a_container_disk_that_can_be_written_is_noted() {
-    for (target, noted) in [
+    for (target, ignored) in [
         (json!({"bus": "virtio"}), true),
         (json!({"bus": "virtio", "readonly": true}), false),
     ] {
@@ -223,11 +230,11 @@ fn a_container_disk_that_can_be_written_is_noted() {
                 json!({"name": "root", "containerDisk": {"image": "i"}}),
             ),
         ]);
-        let notes = husk_vmi::notes(&vmi(&manifest));
-        let found = notes
+        let warnings = husk_vmi::warnings(&vmi(&manifest));
+        let found = warnings
             .iter()
-            .any(|note| note.field == "spec.volumes[0].containerDisk");
-        assert_eq!(found, noted, "{notes:?}");
+            .any(|warning| warning.field == "spec.volumes[0].containerDisk");
+        assert_eq!(found, ignored, "{warnings:?}");
     }
 }
 
@@ -255,7 +262,7 @@ fn fields_that_ask_for_nothing_are_silent() {
         ("domain/cpu/model", json!("host-model")),
     ]);
     assert_eq!(
-        noted(&plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap()),
+        ignored(&plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap()),
         [] as [&str; 0]
     );
 }
