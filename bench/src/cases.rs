@@ -3,7 +3,6 @@
 use crate::peers::{Peer, Peers};
 use crate::record::Record;
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 
 /// A case of a benchmark: a VMM in one configuration.
 pub trait BenchCase: Copy + PartialEq {
@@ -20,10 +19,6 @@ pub trait BenchCase: Copy + PartialEq {
         self.peer().is_none_or(|peer| peers.has(peer))
     }
 }
-
-/// A case that cannot be measured on this machine, and the reason.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct LeftOut<C>(pub C, pub String);
 
 /// The cases to measure, in their own order: all if `only` is empty, but those of peers that are given.
 pub fn chosen<C: BenchCase + ValueEnum>(only: &[C], peers: &Peers) -> Vec<C> {

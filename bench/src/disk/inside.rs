@@ -1,15 +1,14 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
-use super::absent::{Absent, until};
 use super::case::{CACHE, Case, DiskFiles, MEMORY_MIB};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
 use crate::bench_files::{self, BenchFiles, Sources};
-use crate::cases::{BenchCase, LeftOut};
+use crate::cases::BenchCase;
 use crate::cost::Cost;
 use crate::counted::{CountedJob, plans};
 use crate::guest::SCRIPT;
-use crate::rounds::{Attempts, Turn, turns};
+use crate::rounds::Attempts;
 use crate::started::Started;
 use crate::{host, message};
 use anyhow::{Context, Result, ensure};
@@ -98,63 +97,24 @@ pub fn run(plan: &Plan) -> Result<()> {
         ),
     ];
     message::env(host::facts(&files.common.husk)?, facts);
+    ensure!(!plan.cases.is_empty(), "none of the cases can be measured here");
 
-    let mut bench = Bench {
-        plan,
-        files,
-        cases: plan.cases.clone(),
-        attempts: Attempts::new(SPARE),
-    };
+    let bench = Bench { plan, files };
+    let attempts = Attempts::new(SPARE);
     if plan.thorough {
-        for case in plan.cases.iter().copied() {
-            bench.attempt(case, "warming up", None)?;
-        }
+        attempts.warm_up(&plan.cases, |case| bench.measure(case, None))?;
     }
-    for Turn { case, round, what } in turns(&plan.cases, plan.rounds) {
-        bench.attempt(case, &what, Some(round))?;
-    }
-    ensure!(!bench.cases.is_empty(), "none of the cases can be measured here");
-    Ok(())
+    attempts.rounds(&plan.cases, plan.rounds, |case, round| {
+        bench.measure(case, Some(round))
+    })
 }
 
 struct Bench<'a> {
     plan: &'a Plan,
     files: DiskFiles,
-    /// The cases that are not known to be unavailable.
-    cases: Vec<Case>,
-    attempts: Attempts,
 }
 
 impl Bench<'_> {
-    /// Measures `case`, and repeats it if it fails while failures are left. A case that cannot be measured is left out
-    /// from then on.
-    fn attempt(&mut self, case: Case, what: &str, run: Option<u32>) -> Result<()> {
-        if !self.cases.contains(&case) {
-            return Ok(());
-        }
-        let mut absent = None;
-        self.attempts
-            .run(case.name(), what, || match self.measure(case, run) {
-                Ok(()) => Ok(()),
-                Err(error) => {
-                    absent = Some(error.downcast::<Absent>()?);
-                    Ok(())
-                }
-            })?;
-        if let Some(Absent(why)) = absent {
-            self.leave_out(case, &why);
-            if case == Case::HuskQcow2 && self.cases.contains(&Case::Q35Qcow2) {
-                self.leave_out(Case::Q35Qcow2, "there is nothing to compare it with");
-            }
-        }
-        Ok(())
-    }
-
-    fn leave_out(&mut self, case: Case, why: &str) {
-        self.cases.retain(|known| *known != case);
-        message::more(LeftOut(case, why.to_owned()));
-    }
-
     /// Runs all kinds of requests in one guest. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
         let plan = self.plan;
@@ -163,8 +123,10 @@ impl Bench<'_> {
         let cells = plan.cells();
         let timeout = TIMEOUT + (time + CELL_TIMEOUT) * u32::try_from(cells.len())?;
         let mut started = Started::start(case.ready(&self.files)?, timeout)?;
-        let (_, said) = until(&mut started, "husk-bench: disk ")?;
-        let (_, disk) = until(&mut started, ";")?;
+        started.until_script("husk-bench: disk ")?;
+        let said = started.serial.said();
+        started.until_script(";")?;
+        let disk = started.serial.said();
         let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
         ensure!(
             sectors == Some(plan.disk_mib * 2048),
@@ -172,13 +134,14 @@ impl Bench<'_> {
         );
         let mut costs = Vec::new();
         for cell in &cells {
-            let (began, _) = until(&mut started, &cell::begins(cell))?;
+            let began = started.until_script(&cell::begins(cell))?;
             message::news(format!("{}: {}", case.name(), cell.title));
             let counts = began + Duration::from_millis(plan.ramp_ms.into());
             let end = counts + Duration::from_millis(plan.time_ms.into());
             costs.push(Cost::between(&started, counts, end)?);
         }
-        let (_, said) = until(&mut started, "husk-bench: done;")?;
+        started.until_script("husk-bench: done;")?;
+        let said = started.serial.said();
         started.ended()?;
         let lines = said
             .lines()

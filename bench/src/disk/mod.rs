@@ -1,6 +1,5 @@
 //! `cargo xtask bench disk`: several kinds of requests to one disk, compared with QEMU.
 
-mod absent;
 mod case;
 mod cell;
 mod fio;
@@ -8,7 +7,7 @@ mod inside;
 mod report;
 
 use super::bench_files::Sources;
-use super::cases::{self, BenchCase, LeftOut};
+use super::cases;
 use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::{self, Record};
@@ -17,8 +16,6 @@ use anyhow::Result;
 pub use case::Case;
 use cell::CELLS;
 use inside::Plan;
-use serde_json::json;
-use std::collections::BTreeMap;
 use std::time::Duration;
 use xtask::packages::tool;
 use xtask::progress::Progress;
@@ -88,7 +85,6 @@ pub fn run(args: Args) -> Result<()> {
     };
     let mut record = Record::default();
     record.note("guest", IMAGE);
-    let mut absent = Vec::new();
     let measured = if args.icount {
         plan.counted_job().measure(&progress, &mut record)
     } else {
@@ -99,15 +95,10 @@ pub fn run(args: Args) -> Result<()> {
             plan,
             in_lab: false,
         };
-        job.measure(&progress, &mut record, |LeftOut::<Case>(case, why), step| {
-            step.say(&format!("left out: {}: {why}", case.name()));
-            absent.push((case.name(), why));
-        })
+        job.measure(&progress, &mut record, |(), _| {})
     };
-    let left_out: BTreeMap<_, _> = absent.iter().cloned().collect();
-    record.note("left_out", json!(left_out));
     // Also record a benchmark that ended early: its values are valid.
-    println!("{}", report::text(&record, &absent));
+    println!("{}", report::text(&record));
     let is_partial = args.quick || !args.only.is_empty() || args.load.is_some();
     let name = record::name("disk", &[("icount", args.icount), ("quick", is_partial)]);
     let setting = report::setting(&record);

@@ -3,7 +3,7 @@
 use super::case::{self, Case, MEMORY_MIB, MORE_MIB, Running, WRITTEN_MIB};
 use super::clones;
 use crate::bench_files::{self, BenchFiles, Sources};
-use crate::cases::{BenchCase, LeftOut};
+use crate::cases::BenchCase;
 use crate::guest::{FIRST_LINE, SCRIPT};
 use crate::rounds::{Attempts, Turn, turns};
 use crate::started::{Started, milliseconds};
@@ -66,10 +66,7 @@ pub fn run(plan: &Plan) -> Result<()> {
     let mut cases = plan.cases.clone();
     if cases.contains(&Case::Q35Mapped) && !case::has_capability(&files, "mapped-ram")? {
         cases.retain(|case| *case != Case::Q35Mapped);
-        message::more(LeftOut(
-            Case::Q35Mapped,
-            "this QEMU has no mapped-ram: it needs 9.0".to_owned(),
-        ));
+        message::more((Case::Q35Mapped, "this QEMU has no mapped-ram: it needs 9.0"));
     }
     let bench = Bench { files };
     let attempts = Attempts::new(SPARE);

@@ -7,7 +7,7 @@ mod inside;
 mod report;
 
 use super::bench_files::Sources;
-use super::cases::{self, BenchCase, LeftOut};
+use super::cases::{self, BenchCase};
 use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::{self, Record};
@@ -72,7 +72,7 @@ pub fn run(args: Args) -> Result<()> {
         plan,
         in_lab: false,
     };
-    let measured = job.measure(&progress, &mut record, |LeftOut::<Case>(case, why), step| {
+    let measured = job.measure(&progress, &mut record, |(case, why): (Case, String), step| {
         step.say(&format!("without {}: {why}", case.name()));
     });
     // Also record a benchmark that ended early: its values are valid.
