@@ -17,6 +17,8 @@ pub struct Limit {
     pub most: f64,
     /// The case and metric that the maximum is relative to; absolute if there is none.
     pub of: Option<(&'static str, &'static str)>,
+    /// True if the difference is limited, not the ratio.
+    pub is_added: bool,
 }
 
 impl Limit {
@@ -28,6 +30,7 @@ impl Limit {
             what,
             most,
             of: None,
+            is_added: false,
         }
     }
 
@@ -42,6 +45,36 @@ impl Limit {
         Self { of, ..self }
     }
 
+    /// The same limit, of the difference to another value.
+    pub const fn beyond(self, case: &'static str, metric: &'static str) -> Self {
+        Self {
+            of: Some((case, metric)),
+            is_added: true,
+            ..self
+        }
+    }
+
+    /// True if the limit is met; nothing if its values were not measured.
+    pub fn is_met(&self, record: &Record) -> Option<bool> {
+        Some(self.value(record)? <= self.most)
+    }
+
+    /// The measured value, difference or ratio.
+    fn value(&self, record: &Record) -> Option<f64> {
+        let (value, base) = (record.median(self.case, self.metric)?, self.base(record)?);
+        Some(if self.is_added { value - base } else { value / base })
+    }
+
+    /// Maximum of the value itself.
+    fn bound(&self, record: &Record) -> Option<f64> {
+        let base = self.base(record)?;
+        Some(if self.is_added {
+            base + self.most
+        } else {
+            base * self.most
+        })
+    }
+
     /// The value that the limit is relative to: 1 if it is absolute.
     fn base(&self, record: &Record) -> Option<f64> {
         self.of
@@ -52,40 +85,50 @@ impl Limit {
 /// Each measured limit, and true if it is met.
 pub fn held(record: &Record, limits: &[Limit]) -> String {
     let row = |limit: &Limit| {
-        let value = record.median(limit.case, limit.metric)? / limit.base(record)?;
-        let of = limit.of.map_or(String::new(), |(case, _)| format!(" × {case}"));
+        let of = limit.of.filter(|_| !limit.is_added);
+        let of = of.map_or(String::new(), |(case, _)| format!(" × {case}"));
         Some(vec![
-            verdict(value <= limit.most).to_owned(),
+            verdict(limit.is_met(record)?).to_owned(),
             limit.what.to_owned(),
-            number(value),
+            number(limit.value(record)?),
             format!("≤ {}{of}", number(limit.most)),
         ])
     };
     align(&limits.iter().filter_map(row).collect::<Vec<_>>(), 2)
 }
 
-/// The panels of `cases`, from pairs of metric and title, with the lowest of the `limits` of the first case; without
-/// those that only one case has.
+/// The panel of a metric, with the lowest of the `limits` of the first of the `cases` that have it; nothing if none has.
+pub fn panel<S: AsRef<str>>(
+    record: &Record,
+    limits: &[Limit],
+    cases: &[S],
+    metric: &str,
+    title: impl Into<String>,
+) -> Option<Panel> {
+    let bars = record.bars(cases, metric);
+    let (first, _) = bars.first()?;
+    let limits = limits
+        .iter()
+        .filter(|limit| limit.metric == metric && limit.case == *first);
+    let limit = limits.filter_map(|limit| limit.bound(record)).reduce(f64::min);
+    Some(Panel {
+        title: title.into(),
+        bars,
+        limit,
+    })
+}
+
+/// The panels of `cases`, from pairs of metric and title; without those that only one case has.
 pub fn panels<S: AsRef<str>, T: Into<String>>(
     record: &Record,
     limits: &[Limit],
     cases: &[S],
     metrics: impl IntoIterator<Item = (&'static str, T)>,
 ) -> Vec<Panel> {
-    let panel = |(metric, title): (&str, T)| {
-        let bars = record.bars(cases, metric);
-        let limits = limits.iter().filter(|limit| {
-            limit.metric == metric && bars.first().is_some_and(|(case, _)| case == limit.case)
-        });
-        let limits = limits.filter_map(|limit| Some(limit.most * limit.base(record)?));
-        let limit = limits.reduce(f64::min);
-        (bars.len() > 1).then(|| Panel {
-            title: title.into(),
-            bars,
-            limit,
-        })
-    };
-    metrics.into_iter().filter_map(panel).collect()
+    let all = metrics
+        .into_iter()
+        .filter_map(|(metric, title)| panel(record, limits, cases, metric, title));
+    all.filter(|panel| panel.bars.len() > 1).collect()
 }
 
 #[cfg(test)]
@@ -99,6 +142,7 @@ mod tests {
             ..Limit::at_most("own", "part", "a part of it", 0.4)
         },
         Limit::at_most("own", "count", "a count", 3000.0),
+        Limit::at_most("own", "part", "what it adds", 3.0).beyond("other", "part"),
         Limit::at_most("own", "never measured", "nothing", 1.0),
     ];
 
@@ -109,10 +153,11 @@ mod tests {
             ("own", "part", 41.0),
             ("own", "count", 3001.0),
             ("other", "time", 100.0),
+            ("other", "part", 38.0),
         ]);
         let text = held(&record, LIMITS);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines.len(), 4, "{text}");
         assert!(
             lines[0].starts_with("ok ") && lines[0].ends_with("≤ 0.84 × other"),
             "{text}"
@@ -122,6 +167,11 @@ mod tests {
             "{text}"
         );
         assert!(lines[2].starts_with("MISSED"), "{text}");
+        assert!(
+            lines[3].starts_with("ok ") && lines[3].ends_with("≤ 3.00"),
+            "{text}"
+        );
+        assert_eq!(LIMITS[3].bound(&record), Some(41.0));
     }
 
     #[test]

@@ -4,10 +4,11 @@ mod inside;
 
 use super::bench_files::Sources;
 use super::figures;
+use super::limits::{Limit, held, panels};
 use super::measure::{self, Job};
 use super::record::{self, Record};
-use super::svg::{Better, Panel};
-use super::table::verdict;
+use super::svg::Better;
+use super::table::join;
 use anyhow::Result;
 use inside::{AGENT, EXITS, METRICS, PLAIN, Plan, RESIDENT};
 use std::time::Duration;
@@ -36,8 +37,11 @@ const COUNTED: Duration = Duration::from_secs(120);
 const QUICK: Duration = Duration::from_secs(10);
 /// Maximum time of a round beside that.
 const ROUND_LIMIT: Duration = Duration::from_secs(300);
-/// Most that the agent may add: exits in a second, and KiB of the VMM and its monitor.
-const BARS: [(&str, &str, f64); 2] = [(EXITS, "exits a second", 3.0), (RESIDENT, "KiB", 300.0)];
+/// Most that the agent may add.
+const LIMITS: [Limit; 2] = [
+    Limit::at_most(AGENT, EXITS, "the agent adds, exits a second", 3.0).beyond(PLAIN, EXITS),
+    Limit::at_most(AGENT, RESIDENT, "the agent adds, KiB", 300.0).beyond(PLAIN, RESIDENT),
+];
 
 /// Runs `cargo xtask bench idle`.
 pub fn run(args: Args) -> Result<()> {
@@ -63,33 +67,11 @@ pub fn run(args: Args) -> Result<()> {
     let measured = job.measure(&progress, &mut record, |(), _| {});
     let setting = format!("an idle guest without and with qemu-ga; {}", record.machine());
     let table = figures::medians(&record, "median", &[PLAIN, AGENT], |_| None, METRICS);
-    println!("{setting}\n\n{table}\n");
-    for (metric, unit, bar) in BARS {
-        println!("{}", judge(&record, metric, unit, bar));
-    }
+    println!("{}", join([setting.clone(), table, held(&record, &LIMITS)]));
     let name = record::name("idle", &[("quick", args.quick)]);
-    let panels = BARS.map(|(metric, _, bar)| plot(&record, metric, bar));
+    let panels = panels(&record, &LIMITS, &[AGENT, PLAIN], [METRICS[0], METRICS[1]]);
     record.publish(&name, &setting, Better::Less, &panels)?;
     measured
-}
-
-fn judge(record: &Record, metric: &str, unit: &str, bar: f64) -> String {
-    let median = |case| record.median(case, metric);
-    let (Some(plain), Some(agent)) = (median(PLAIN), median(AGENT)) else {
-        return format!("{}  {unit}: nothing was measured", verdict(false));
-    };
-    let cost = agent - plain;
-    let word = verdict(cost <= bar);
-    format!("{word}  the agent adds {cost:.1} {unit}; the bar is {bar}")
-}
-
-fn plot(record: &Record, metric: &str, bar: f64) -> Panel {
-    let label = METRICS.iter().find(|(name, _)| *name == metric);
-    Panel {
-        title: label.map_or(metric, |(_, label)| label).to_owned(),
-        bars: record.bars(&[PLAIN, AGENT], metric),
-        limit: record.median(PLAIN, metric).map(|plain| plain + bar),
-    }
 }
 
 #[cfg(test)]
@@ -100,14 +82,13 @@ mod tests {
     fn the_bar_is_for_the_difference() {
         let verdict = |agent: f64| {
             let record = Record::example([(PLAIN, EXITS, 25.0), (AGENT, EXITS, agent)]);
-            judge(&record, EXITS, "exits a second", 3.0)
+            held(&record, &LIMITS)
         };
         assert_eq!(
             verdict(28.5),
-            "MISSED  the agent adds 3.5 exits a second; the bar is 3"
+            "MISSED  the agent adds, exits a second  3.50  ≤ 3.00"
         );
         assert!(verdict(27.9).starts_with("ok"));
-        let nothing = judge(&Record::default(), EXITS, "exits a second", 3.0);
-        assert!(nothing.starts_with("MISSED"));
+        assert_eq!(held(&Record::default(), &LIMITS), "");
     }
 }

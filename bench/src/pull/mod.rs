@@ -3,10 +3,11 @@
 mod inside;
 
 use super::figures;
+use super::limits::{Limit, held, panels};
 use super::measure::{self, Job};
 use super::record::{self, Record};
-use super::svg::{Better, Panel};
-use super::table::verdict;
+use super::svg::Better;
+use super::table::join;
 use anyhow::Result;
 use inside::{HUSK, METRICS, PEER, Plan, WHOLE};
 use std::fs::File;
@@ -32,8 +33,7 @@ pub struct Args {
 
 /// Maximum time of a round, on any machine.
 const ROUND_LIMIT: Duration = Duration::from_secs(900);
-/// Maximum ratio of the medians.
-const BAR: f64 = 1.1;
+const LIMITS: [Limit; 1] = [Limit::at_most(HUSK, WHOLE, "pull and unpack", 1.1).times(PEER)];
 
 /// Runs `cargo xtask bench pull`.
 pub fn run(args: Args) -> Result<()> {
@@ -71,9 +71,10 @@ pub fn run(args: Args) -> Result<()> {
     );
     let base = |case: &str| (case == HUSK).then_some(PEER);
     let table = figures::medians(&record, "median (÷ peer)", &[HUSK, PEER], base, METRICS);
-    println!("{setting}\n\n{table}\n\n{}", judge(&record));
+    println!("{}", join([setting.clone(), table, held(&record, &LIMITS)]));
     let name = record::name("pull", &[("quick", args.quick)]);
-    record.publish(&name, &setting, Better::Less, &plot(&record))?;
+    let panels = panels(&record, &LIMITS, &[HUSK, PEER], [METRICS[0]]);
+    record.publish(&name, &setting, Better::Less, &panels)?;
     measured
 }
 
@@ -94,37 +95,22 @@ fn image(folder: &Path, size_mib: u64, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-fn judge(record: &Record) -> String {
-    let median = |case| record.median(case, WHOLE);
-    let (Some(husk), Some(peer)) = (median(HUSK), median(PEER)) else {
-        return format!("{}  nothing was measured", verdict(false));
-    };
-    let ratio = husk / peer;
-    let word = verdict(ratio <= BAR);
-    format!("{word}  {HUSK} takes {ratio:.2} × {PEER}; the bar is {BAR}")
-}
-
-fn plot(record: &Record) -> Vec<Panel> {
-    vec![Panel {
-        title: "pull and unpack, s".to_owned(),
-        bars: record.bars(&[HUSK, PEER], WHOLE),
-        limit: record.median(PEER, WHOLE).map(|peer| peer * BAR),
-    }]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_bar_is_for_the_whole_time() {
-        let verdict = |husk| judge(&Record::example([(HUSK, WHOLE, husk), (PEER, WHOLE, 10.0)]));
+        let verdict = |husk| {
+            let record = Record::example([(HUSK, WHOLE, husk), (PEER, WHOLE, 10.0)]);
+            held(&record, &LIMITS)
+        };
         assert_eq!(
             verdict(11.2),
-            "MISSED  husk takes 1.12 × skopeo+tar; the bar is 1.1"
+            "MISSED  pull and unpack  1.12  ≤ 1.10 × skopeo+tar"
         );
         assert!(verdict(10.9).starts_with("ok"));
-        assert!(judge(&Record::default()).starts_with("MISSED"));
+        assert_eq!(held(&Record::default(), &LIMITS), "");
     }
 
     #[test]

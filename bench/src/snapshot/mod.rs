@@ -81,7 +81,7 @@ pub fn run(args: Args) -> Result<()> {
     let setting = report::setting(&record);
     record.publish(&name, &setting, Better::Less, &report::plot(&record))?;
     measured?;
-    let missed = report::bars(&record).iter().filter(|bar| !bar.is_met()).count();
+    let missed = report::missed(&record);
     ensure!(args.quick || missed == 0, "missed bars: {missed}");
     Ok(())
 }
