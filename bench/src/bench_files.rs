@@ -93,6 +93,13 @@ impl Sources {
     }
 }
 
+/// Writes a file for the guests.
+pub fn keep(name: &str, content: &[u8]) -> Result<PathBuf> {
+    let file = checkout::folder(checkout::target().join("bench"))?.join(name);
+    std::fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
 /// Path of a file of the same name in another folder.
 pub fn moved(file: &Path, folder: &Path) -> PathBuf {
     folder.join(file.file_name().unwrap_or_default())

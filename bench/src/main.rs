@@ -37,7 +37,6 @@ mod svg;
 mod table;
 mod targets;
 mod trace;
-mod vmlinux;
 mod vmm;
 
 use anyhow::Result;

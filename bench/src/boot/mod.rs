@@ -7,23 +7,21 @@ mod profile;
 mod report;
 mod unpacking;
 
-use super::bench_files::Sources;
+use super::bench_files::{Sources, keep};
 use super::cases::BenchCase;
 use super::guest::FLOOR_PROGRAM;
 use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::{self, Record};
 use super::svg::Better;
-use super::vmlinux;
 use super::vmm::Vmm;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use inside::Plan;
 use profile::Profile;
-use std::path::PathBuf;
 use std::time::Duration;
 use unpacking::{ELF, PACKED, XZ};
 use xtask::progress::Progress;
-use xtask::{checkout, images, packages};
+use xtask::{images, packages};
 
 /// Arguments of `cargo xtask bench boot`.
 #[derive(clap::Args, Debug)]
@@ -89,13 +87,6 @@ const OBSERVED: u32 = 3;
 /// Maximum time of a round, on any machine.
 const ROUND_LIMIT: Duration = Duration::from_secs(900);
 
-/// Writes a file for the guests.
-fn keep(name: &str, content: &[u8]) -> Result<PathBuf> {
-    let file = checkout::folder(checkout::target().join("bench"))?.join(name);
-    std::fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
-    Ok(file)
-}
-
 /// Runs `cargo xtask bench boot`.
 pub fn run(args: Args) -> Result<()> {
     if let Some(plan) = &args.inside {
@@ -104,17 +95,15 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::on_stderr();
     let [kernel, disk] = args.kernel.images();
     measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
-    let mut sources = Sources::new(kernel, "vmlinuz", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
+    let file = if args.elf { ELF } else { "vmlinuz" };
+    let mut sources = Sources::new(kernel, file, if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
     sources.peers = args.peers.staged()?;
-    let image = std::fs::read(&sources.kernel)?;
-    if args.elf {
-        sources.kernel = keep(ELF, &vmlinux::unpack(&image)?)?;
-    }
     if args.unpacking {
         packages::ensure(&progress, &[XZ])?;
-        let elf = keep(ELF, &vmlinux::unpack(&image)?)?;
+        let elf = sources.kernel.with_file_name(ELF);
         let xz = unpacking::pack(&elf)?;
-        sources.kernel = keep("vmlinuz", &vmlinux::with_xz(&image, &xz)?)?;
+        let image = std::fs::read(&sources.kernel)?;
+        sources.kernel = keep("vmlinuz", &unpacking::with_xz(&image, &xz)?)?;
         sources.others = vec![elf, keep(PACKED, &xz)?];
     }
     let rounds = args.rounds.unwrap_or(if args.icount { 3 } else { 10 });

@@ -5,19 +5,16 @@ mod halted;
 mod inside;
 mod report;
 
-use super::bench_files::Sources;
+use super::bench_files::{Sources, keep};
 use super::guest::FLOOR_PROGRAM;
 use super::measure::{self, Job};
 use super::peers::Peers;
 use super::record::{self, Record};
 use super::svg::Better;
-use super::vmlinux;
 use super::vmm::Vmm;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use inside::Plan;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
-use xtask::checkout;
 use xtask::progress::Progress;
 
 /// Arguments of `cargo xtask bench density`.
@@ -74,17 +71,17 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
-    let mut sources = Sources::new(IMAGE, "vmlinuz", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
+    let mut sources = Sources::new(IMAGE, "vmlinux", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;
     sources.peers = args.peers.staged()?;
-    let kernels = Kernels::write(&sources.kernel)?;
-    sources.kernel = kernels.whole;
+    let mut kernel = std::fs::read(&sources.kernel)?;
+    let entries = halted::halt(&mut kernel)?;
     let mut cases = Vmm::ALL.to_vec();
     cases.retain(|case| *case != Vmm::Microvm && case.asked_for(&args.peers, args.floor));
     let time = |long| if args.quick { QUICK } else { long };
     let plan = Plan {
         sources,
-        halted: kernels.halted,
-        entries: kernels.entries,
+        halted: keep("vmlinux-halted", &kernel)?,
+        entries,
         cases,
         rounds: if args.quick { 1 } else { args.rounds },
         vms: args.vms,
@@ -118,31 +115,4 @@ pub fn run(args: Args) -> Result<()> {
     let setting = report::setting(&record);
     record.publish(&name, &setting, Better::Less, &report::plot(&record, &cases))?;
     measured
-}
-
-/// The guests' kernel as ELF files.
-struct Kernels {
-    whole: PathBuf,
-    halted: PathBuf,
-    entries: [u64; 2],
-}
-
-impl Kernels {
-    /// Unpacks the kernel of a bzImage, and writes it and the one that halts.
-    fn write(image: &Path) -> Result<Self> {
-        let folder = checkout::folder(checkout::target().join("bench/density"))?;
-        let write = |name: &str, kernel: &[u8]| -> Result<PathBuf> {
-            let path = folder.join(name);
-            std::fs::write(&path, kernel).with_context(|| format!("cannot write {}", path.display()))?;
-            Ok(path)
-        };
-        let mut kernel = vmlinux::unpack(&std::fs::read(image)?)?;
-        let whole = write("vmlinux", &kernel)?;
-        let entries = halted::halt(&mut kernel)?;
-        Ok(Self {
-            whole,
-            halted: write("vmlinux-halted", &kernel)?,
-            entries,
-        })
-    }
 }
