@@ -33,13 +33,6 @@ impl BenchCase for Vmm {
             Self::Floor => FLOOR,
         }
     }
-
-    fn peer(self) -> Option<Peer> {
-        match self {
-            Self::Peer(peer) => Some(peer),
-            _ => None,
-        }
-    }
 }
 
 impl Vmm {

@@ -1,51 +1,40 @@
 //! The compared configurations, and how each is started.
 
 use crate::bench_files::BenchFiles;
-use crate::cases::BenchCase;
+use crate::cases::{BenchCase, named_cases};
 use crate::guest::{Guest, SCRIPT, Vmm};
-use crate::peers::{Devices, Peer};
+use crate::peers::Devices;
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use xtask::finish::finish;
 
-/// A VMM with its disk in one configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Case {
-    /// Husk's virtio-blk.
-    #[value(name = "husk")]
-    Husk,
-    /// Husk's virtio-scsi.
-    #[value(name = "husk-scsi")]
-    HuskScsi,
-    /// Husk's virtio-blk, with an overlay over a qcow2 image.
-    #[value(name = "husk-qcow2")]
-    HuskQcow2,
-    /// QEMU's virtio-blk by default: served by its main loop.
-    #[value(name = "qemu-q35")]
-    Q35,
-    /// The same with an iothread and io_uring.
-    #[value(name = "qemu-q35-iothread")]
-    Q35Iothread,
-    /// QEMU's virtio-scsi by default.
-    #[value(name = "qemu-q35-scsi")]
-    Q35Scsi,
-    /// The same with an iothread and io_uring.
-    #[value(name = "qemu-q35-scsi-iothread")]
-    Q35ScsiIothread,
-    /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
-    #[value(name = "qemu-q35-qcow2")]
-    Q35Qcow2,
-    /// Firecracker by default: one system call after the other.
-    #[value(name = "firecracker")]
-    Firecracker,
-    /// The same with io_uring.
-    #[value(name = "firecracker-async")]
-    FirecrackerAsync,
-    /// Cloud Hypervisor.
-    #[value(name = "cloud-hypervisor")]
-    CloudHypervisor,
+named_cases! {
+    /// A VMM with its disk in one configuration.
+    pub enum Case {
+        /// Husk's virtio-blk.
+        Husk = "husk",
+        /// Husk's virtio-scsi.
+        HuskScsi = "husk-scsi",
+        /// Husk's virtio-blk, with an overlay over a qcow2 image.
+        HuskQcow2 = "husk-qcow2",
+        /// QEMU's virtio-blk by default: served by its main loop.
+        Q35 = "qemu-q35",
+        /// The same with an iothread and io_uring.
+        Q35Iothread = "qemu-q35-iothread",
+        /// QEMU's virtio-scsi by default.
+        Q35Scsi = "qemu-q35-scsi",
+        /// The same with an iothread and io_uring.
+        Q35ScsiIothread = "qemu-q35-scsi-iothread",
+        /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
+        Q35Qcow2 = "qemu-q35-qcow2",
+        /// Firecracker by default: one system call after the other.
+        Firecracker = "firecracker",
+        /// The same with io_uring.
+        FirecrackerAsync = "firecracker-async",
+        /// Cloud Hypervisor.
+        CloudHypervisor = "cloud-hypervisor",
+    }
 }
 
 /// Files that all runs use.
@@ -69,32 +58,6 @@ pub const CACHE: &str = "writeback";
 
 /// Name of Husk's VM.
 const NAME: &str = "bench-disk";
-
-impl BenchCase for Case {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Husk => "husk",
-            Self::HuskScsi => "husk-scsi",
-            Self::HuskQcow2 => "husk-qcow2",
-            Self::Q35 => "qemu-q35",
-            Self::Q35Iothread => "qemu-q35-iothread",
-            Self::Q35Scsi => "qemu-q35-scsi",
-            Self::Q35ScsiIothread => "qemu-q35-scsi-iothread",
-            Self::Q35Qcow2 => "qemu-q35-qcow2",
-            Self::Firecracker => "firecracker",
-            Self::FirecrackerAsync => "firecracker-async",
-            Self::CloudHypervisor => "cloud-hypervisor",
-        }
-    }
-
-    fn peer(self) -> Option<Peer> {
-        match self {
-            Self::Firecracker | Self::FirecrackerAsync => Some(Peer::Firecracker),
-            Self::CloudHypervisor => Some(Peer::CloudHypervisor),
-            _ => None,
-        }
-    }
-}
 
 impl Case {
     /// True if the disk is a qcow2 image.

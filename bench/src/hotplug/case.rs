@@ -2,25 +2,23 @@
 
 use super::pod::Pod;
 use crate::bench_files::BenchFiles;
-use crate::cases::BenchCase;
+use crate::cases::named_cases;
 use crate::guest::{Guest, SCRIPT, Vmm};
 use crate::qmp;
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
 use xtask::qmp::Qmp;
 
-/// A VMM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Case {
-    /// `AddVolume` to the monitor of a VM.
-    #[value(name = "husk")]
-    Husk,
-    /// `device_add` to QEMU's PC.
-    #[value(name = "qemu-q35")]
-    Q35,
+named_cases! {
+    /// A VMM.
+    pub enum Case {
+        /// `AddVolume` to the monitor of a VM.
+        Husk = "husk",
+        /// `device_add` to QEMU's PC.
+        Q35 = "qemu-q35",
+    }
 }
 
 /// Memory of every guest.
@@ -35,15 +33,6 @@ const GUEST: Guest<'_> = Guest {
     mib: MEMORY_MIB,
     append: Some(SCRIPT),
 };
-
-impl BenchCase for Case {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Husk => "husk",
-            Self::Q35 => "qemu-q35",
-        }
-    }
-}
 
 impl Case {
     /// The VMM of a guest with a SCSI controller that has no disk yet.

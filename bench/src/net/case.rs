@@ -2,38 +2,31 @@
 
 use super::wire;
 use crate::bench_files::BenchFiles;
-use crate::cases::BenchCase;
-use crate::guest::{FLOOR, Guest, SCRIPT, Vmm};
-use crate::peers::{Devices, Peer};
+use crate::cases::{BenchCase, named_cases};
+use crate::guest::{Guest, SCRIPT, Vmm};
+use crate::peers::Devices;
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A VMM with its NIC in one configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Case {
-    /// Husk without vhost: frames pass through the VMM.
-    #[value(name = "husk")]
-    Husk,
-    /// Husk with vhost: the kernel forwards the frames.
-    #[value(name = "husk-vhost")]
-    HuskVhost,
-    /// QEMU's virtio-net, served by its main loop.
-    #[value(name = "qemu-q35")]
-    Q35,
-    /// The same with vhost.
-    #[value(name = "qemu-q35-vhost")]
-    Q35Vhost,
-    /// Firecracker.
-    #[value(name = "firecracker")]
-    Firecracker,
-    /// Cloud Hypervisor.
-    #[value(name = "cloud-hypervisor")]
-    CloudHypervisor,
-    /// `husk-floor`: the least that moves frames in user space.
-    #[value(name = "floor")]
-    Floor,
+named_cases! {
+    /// A VMM with its NIC in one configuration.
+    pub enum Case {
+        /// Husk without vhost: frames pass through the VMM.
+        Husk = "husk",
+        /// Husk with vhost: the kernel forwards the frames.
+        HuskVhost = "husk-vhost",
+        /// QEMU's virtio-net, served by its main loop.
+        Q35 = "qemu-q35",
+        /// The same with vhost.
+        Q35Vhost = "qemu-q35-vhost",
+        /// Firecracker.
+        Firecracker = "firecracker",
+        /// Cloud Hypervisor.
+        CloudHypervisor = "cloud-hypervisor",
+        /// `husk-floor`: the least that moves frames in user space.
+        Floor = "floor",
+    }
 }
 
 /// Number of processors of every guest.
@@ -59,28 +52,6 @@ const GUEST: Guest<'_> = Guest {
     mib: MEMORY_MIB,
     append: Some(SCRIPT),
 };
-
-impl BenchCase for Case {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Husk => "husk",
-            Self::HuskVhost => "husk-vhost",
-            Self::Q35 => "qemu-q35",
-            Self::Q35Vhost => "qemu-q35-vhost",
-            Self::Firecracker => "firecracker",
-            Self::CloudHypervisor => "cloud-hypervisor",
-            Self::Floor => FLOOR,
-        }
-    }
-
-    fn peer(self) -> Option<Peer> {
-        match self {
-            Self::Firecracker => Some(Peer::Firecracker),
-            Self::CloudHypervisor => Some(Peer::CloudHypervisor),
-            _ => None,
-        }
-    }
-}
 
 impl Case {
     /// True if the kernel forwards the frames (vhost-net).

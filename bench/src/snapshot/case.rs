@@ -1,13 +1,12 @@
 //! The cases: how each VMM is started, how its guest is saved, and how it is restored.
 
 use crate::bench_files::BenchFiles;
-use crate::cases::BenchCase;
+use crate::cases::named_cases;
 use crate::guest::{self, EARLY, Guest, SCRIPT};
 use crate::line::Line;
 use crate::qmp;
 use crate::started::Started;
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -15,18 +14,16 @@ use std::time::{Duration, Instant};
 use xtask::finish::finish;
 use xtask::qmp::Qmp;
 
-/// A VMM with one way to save its guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum Case {
-    /// `husk snapshot` and `husk restore`.
-    #[value(name = "husk")]
-    Husk,
-    /// QEMU's migration as one stream, which `cat` writes and reads.
-    #[value(name = "qemu-q35")]
-    Q35,
-    /// QEMU's migration with `mapped-ram`, where each page has its place in the file, and with `multifd`.
-    #[value(name = "qemu-q35-mapped")]
-    Q35Mapped,
+named_cases! {
+    /// A VMM with one way to save its guest.
+    pub enum Case {
+        /// `husk snapshot` and `husk restore`.
+        Husk = "husk",
+        /// QEMU's migration as one stream, which `cat` writes and reads.
+        Q35 = "qemu-q35",
+        /// QEMU's migration with `mapped-ram`, where each page has its place in the file, and with `multifd`.
+        Q35Mapped = "qemu-q35-mapped",
+    }
 }
 
 /// Memory of every guest.
@@ -49,16 +46,6 @@ pub struct Running {
     pub line: Line,
     /// QEMU's monitor.
     qmp: Option<Qmp>,
-}
-
-impl BenchCase for Case {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Husk => "husk",
-            Self::Q35 => "qemu-q35",
-            Self::Q35Mapped => "qemu-q35-mapped",
-        }
-    }
 }
 
 impl Case {
