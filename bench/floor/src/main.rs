@@ -17,19 +17,8 @@ mod transfer;
 
 use anyhow::{Context, Result, bail};
 use guest::Guest;
-use std::process::ExitCode;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("husk-floor: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (kernel, initrd, mib, command_line, tap) = match words.as_slice() {
         [kernel, initrd, mib, command_line] => (kernel, initrd, mib, command_line, None),

@@ -5,19 +5,8 @@
 
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, Write};
-use std::process::ExitCode;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("husk-answers: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let sizes: Vec<usize> = std::env::args()
         .skip(1)
         .map(|word| word.parse().with_context(|| format!("{word:?} is no number")))

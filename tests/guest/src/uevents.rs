@@ -9,22 +9,11 @@ use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use std::collections::HashMap;
 use std::io::Write;
-use std::process::ExitCode;
 
 /// Multicast group of the kernel's events, as opposed to udev's.
 const KERNEL: u32 = 1;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("husk-uevents: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let Some(count) = std::env::args().nth(1).and_then(|word| word.parse().ok()) else {
         bail!("no COUNT");
     };

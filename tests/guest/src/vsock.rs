@@ -9,7 +9,6 @@ use rustix::net::{AddressFamily, SocketType, accept, bind, connect, listen, sock
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::process::ExitCode;
 
 /// VMADDR_CID_ANY and VMADDR_CID_HOST
 const ANY: u32 = u32::MAX;
@@ -47,17 +46,7 @@ unsafe impl SocketAddrArg for Address {
     }
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("husk-vsock: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| -> Result<u32> {
         let word = words.get(at).with_context(|| format!("no argument {at}"))?;

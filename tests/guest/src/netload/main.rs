@@ -13,7 +13,6 @@ use clap::{Parser, Subcommand};
 use meter::Times;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 
 /// Both ends of a network benchmark
 #[derive(Debug, Parser)]
@@ -62,18 +61,8 @@ struct Load {
 /// Rate per second of one stream or client of a load.
 type Rate = fn(SocketAddr, Times) -> Result<f64>;
 
-fn main() -> ExitCode {
-    match run(Args::parse().what) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("husk-netload: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(what: What) -> Result<()> {
-    let (load, each): (Load, Rate) = match what {
+fn main() -> Result<()> {
+    let (load, each): (Load, Rate) = match Args::parse().what {
         What::Serve { address } => return serve::serve(address),
         What::TcpOut(load) => (load, streams::send),
         What::TcpIn(load) => (load, streams::receive),
