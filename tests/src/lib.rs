@@ -4,4 +4,7 @@
 //! test; [`harness`] is their common code.
 
 pub mod cases;
+/// Runs commands as `cargo xtask` does; the tests are a separate crate.
+#[path = "../../xtask/src/finish.rs"]
+mod finish;
 pub mod harness;

@@ -1,7 +1,8 @@
 //! Container images from scratch, of one layer. The archive is one of OCI's, with what `docker load` reads too:
 //! `ctr images import`, `docker load` and `skopeo copy oci-archive:` accept it.
 
-use anyhow::{Context, Result, ensure};
+use crate::finish::finish;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +18,7 @@ pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path, gzip: boo
     tar(tree, &layer, !gzip, &["."])?;
     let unpacked = format!("sha256:{}", sha256(&layer)?);
     let layer = if gzip {
-        said(Command::new("gzip").args(["-1", "--no-name"]).arg(&layer))?;
+        finish(Command::new("gzip").args(["-1", "--no-name"]).arg(&layer))?;
         let packed = layer.with_extension("gz");
         blob(
             parts.path(),
@@ -80,7 +81,7 @@ fn blob(folder: &Path, file: &Path, media: &str) -> Result<Value> {
 }
 
 fn sha256(file: &Path) -> Result<String> {
-    let sum = said(Command::new("sha256sum").arg(file))?;
+    let sum = finish(Command::new("sha256sum").arg(file))?;
     Ok(sum.split_whitespace().next().context("no digest")?.to_owned())
 }
 
@@ -98,20 +99,7 @@ fn tar(folder: &Path, archive: &Path, sparse: bool, names: &[&str]) -> Result<()
         tar.arg("--sparse");
     }
     tar.arg("-C").arg(folder).arg("-cf").arg(archive).args(names);
-    said(&mut tar).map(drop)
-}
-
-fn said(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{command:?}: {}: {errors}",
-        output.status
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    finish(&mut tar).map(drop)
 }
 
 #[cfg(test)]
@@ -131,7 +119,7 @@ mod tests {
         pack(&tree, "localhost/any:1", &["/none"], &archive, false).expect("packed");
         let mut unpack = Command::new("tar");
         unpack.arg("-C").arg(folder.path()).arg("-xf").arg(&archive);
-        said(&mut unpack).expect("unpacked");
+        finish(&mut unpack).expect("unpacked");
         let index = read(&folder.path().join("index.json"));
         let named = &index["manifests"][0]["annotations"];
         assert_eq!(named["io.containerd.image.name"], "localhost/any:1");
@@ -145,7 +133,7 @@ mod tests {
         let docker = read(&folder.path().join("manifest.json"));
         assert_eq!(docker[0]["Layers"][0], path(layer).expect("a path"));
         assert_eq!(docker[0]["RepoTags"][0], "localhost/any:1");
-        let files = said(Command::new("tar").arg("-tf").arg(blob(layer))).expect("listed");
+        let files = finish(Command::new("tar").arg("-tf").arg(blob(layer))).expect("listed");
         assert!(files.contains("./boot/vmlinuz\n"), "{files}");
     }
 
@@ -159,13 +147,13 @@ mod tests {
         pack(&tree, "localhost/any:1", &["/none"], &archive, true).expect("packed");
         let mut unpack = Command::new("tar");
         unpack.arg("-C").arg(folder.path()).arg("-xf").arg(&archive);
-        said(&mut unpack).expect("unpacked");
+        finish(&mut unpack).expect("unpacked");
         let blob = |descriptor: &Value| folder.path().join(path(descriptor).expect("a path"));
         let manifest = read(&blob(&read(&folder.path().join("index.json"))["manifests"][0]));
         let config = read(&blob(&manifest["config"]));
         let packed = folder.path().join("layer.gz");
         std::fs::copy(blob(&manifest["layers"][0]), &packed).expect("copied");
-        said(Command::new("gunzip").arg(&packed)).expect("a gzip layer");
+        finish(Command::new("gunzip").arg(&packed)).expect("a gzip layer");
         let layer = folder.path().join("layer");
         let digest = sha256(&layer).expect("a digest");
         assert_eq!(config["rootfs"]["diff_ids"][0], format!("sha256:{digest}"));

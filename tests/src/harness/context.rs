@@ -3,6 +3,7 @@
 use super::output_buffer::tail;
 use super::program::Session;
 use super::{Case, PAUSE, TIMEOUT, met, poll};
+use crate::finish::finish;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::cell::Cell;
@@ -181,10 +182,8 @@ impl TestContext {
 
     /// JSON output of a `husk` command.
     pub fn json<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<Value> {
-        let output = self.husk(arguments).output().context("cannot start husk")?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: {errors}", output.status);
-        serde_json::from_slice(&output.stdout).context("not JSON")
+        let output = finish(&mut self.husk(arguments))?;
+        serde_json::from_str(&output).context("not JSON")
     }
 
     /// The names in the output of `husk list`.

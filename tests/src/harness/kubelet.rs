@@ -1,7 +1,7 @@
 //! The cgroups of pods, which the kubelet makes by one of its two drivers before the runtime makes those of containers.
 
-use super::program::output;
 use super::{PAUSE, met, poll};
+use crate::finish::finish;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -107,7 +107,7 @@ pub fn scopes() -> Result<Vec<String>> {
 
 /// Runs a command of `systemctl`; returns its output.
 pub fn systemctl(words: &[&str]) -> Result<String> {
-    output(Command::new("systemctl").args(words))
+    finish(Command::new("systemctl").args(words))
 }
 
 fn below(cgroup: &Path) -> Result<Vec<PathBuf>> {

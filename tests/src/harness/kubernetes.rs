@@ -2,8 +2,9 @@
 
 use super::containerd::{self, Containerd};
 use super::context::{CommandResult, TestContext};
-use super::program::{Session, output};
+use super::program::Session;
 use super::{met, poll};
+use crate::finish::finish;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -198,7 +199,7 @@ fn api(mut command: Command, folder: &Path) -> Result<Command> {
     let key = folder.join("accounts");
     let mut keygen = Command::new("ssh-keygen");
     keygen.args(["-q", "-t", "rsa", "-b", "2048", "-m", "PEM", "-N", "", "-f"]);
-    output(keygen.arg(&key))?;
+    finish(keygen.arg(&key))?;
     command
         .args(["--etcd-servers", ETCD, "--bind-address", "127.0.0.1"])
         .arg(format!("--secure-port={API_PORT}"))

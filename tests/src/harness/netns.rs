@@ -1,8 +1,8 @@
 //! Network namespaces of a case, and their content.
 
 use super::context::TestContext;
-use super::program::output;
 use super::{met, poll};
+use crate::finish::finish;
 use anyhow::{Context, Result};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
@@ -148,7 +148,7 @@ impl Netns {
     }
 
     fn output(&self, program: &str, words: &[&str]) -> Result<String> {
-        output(self.command(program).args(words))
+        finish(self.command(program).args(words))
     }
 }
 

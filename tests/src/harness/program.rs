@@ -3,7 +3,7 @@
 use super::context::{self, CommandResult};
 use super::output_buffer::OutputBuffer;
 use super::poll;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use std::cell::RefCell;
 use std::fs::File;
@@ -136,20 +136,6 @@ impl Drop for Session {
         let _ = self.child.get_mut().kill();
         let _ = self.child.get_mut().wait();
     }
-}
-
-/// Output of a program that must succeed; its errors are in the error.
-pub fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{command:?}: {}: {errors}",
-        output.status
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Reads `from` in a separate thread, until its end.

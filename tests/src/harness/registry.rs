@@ -1,8 +1,9 @@
 //! Debian's docker-registry with TLS and passwords, filled by skopeo.
 
 use super::context::TestContext;
-use super::program::{Session, output};
+use super::program::Session;
 use super::{images, oci, until};
+use crate::finish::finish;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -22,7 +23,7 @@ pub const MARK: &str = "husk-disk-of-a-registry";
 /// Runs a shell script in the case's folder.
 pub fn sh(ctx: &TestContext, script: &str) -> Result<String> {
     let mut shell = Command::new("sh");
-    output(shell.args(["-euc", script]).current_dir(ctx.path(".")))
+    finish(shell.args(["-euc", script]).current_dir(ctx.path(".")))
 }
 
 /// Starts the registry with a certificate of its own.

@@ -2,8 +2,9 @@
 
 use super::network::{API_SERVICE, HOST, NodeNetwork};
 use super::node;
+use crate::finish::finish;
 use crate::progress::Progress;
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;
@@ -14,16 +15,7 @@ const DAYS: &str = "30";
 /// Makes all certificates of a cluster of `nodes` nodes in `folder`: the CAs `ca` and `front-proxy-ca`, and what they sign.
 pub fn make(progress: &Progress, folder: &Path, nodes: u32) -> Result<()> {
     let step = progress.step("making the cluster's certificates");
-    let openssl = |words: &[&str]| -> Result<()> {
-        let output = Command::new("openssl")
-            .args(words)
-            .current_dir(folder)
-            .output()
-            .context("cannot start openssl")?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "openssl {}: {errors}", words.join(" "));
-        Ok(())
-    };
+    let openssl = |words: &[&str]| finish(Command::new("openssl").args(words).current_dir(folder)).map(drop);
     let new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"];
     let request = |name: &str, subject: &str, more: &[&str]| -> Result<()> {
         let (key, certificate) = (format!("{name}.key"), format!("{name}.crt"));

@@ -1,5 +1,6 @@
 //! Calls of `kubectl` and `virtctl` as the cluster's administrator.
 
+use crate::finish::finish;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::io::Write;
@@ -49,12 +50,7 @@ impl Kubectl {
 
     /// Runs a command; returns its output.
     pub fn run(&self, words: &[&str]) -> Result<String> {
-        let output = self.command(words).output().context("cannot start kubectl")?;
-        if !output.status.success() {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl {}: {}", words.join(" "), errors.trim());
-        }
-        Ok(String::from_utf8(output.stdout)?)
+        finish(&mut self.command(words))
     }
 
     /// `kubectl get`, as JSON.

@@ -2,8 +2,9 @@
 
 use super::confinement::confined;
 use crate::checkout;
+use crate::finish::finish;
 use crate::progress::ends_with_this_process;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -25,22 +26,15 @@ pub fn stored(target: &str) -> PathBuf {
 pub fn minimise(program: &Path, target: &str) -> Result<String> {
     let merged = tempfile::tempdir()?;
     let (working, stored) = (working(target)?, checkout::folder(stored(target))?);
-    let output = confined(program, &[merged.path()], |mut command| {
+    confined(program, &[merged.path()], |mut command| {
         command
             .args(["-set_cover_merge=1", "-max_len=4096"])
             .args([merged.path(), &working, &stored])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         ends_with_this_process(&mut command);
-        Ok(command.output()?)
+        finish(&mut command)
     })?;
-    if !output.status.success() {
-        bail!(
-            "{target}: {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
     let mut inputs = inputs(merged.path())?;
     inputs.sort();
     let mut bytes = 0;

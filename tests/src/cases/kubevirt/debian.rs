@@ -1,10 +1,10 @@
 //! A Debian cloud image from a claim, as a user would run it: cloud-init, `virtctl ssh` and `scp`, the guest agent.
 
+use crate::finish::finish;
 use crate::harness::context::TestContext;
 use crate::harness::images;
 use crate::harness::kubevirt::objects::local_volume;
 use crate::harness::kubevirt::{KubeVirt, VMI};
-use crate::harness::program::output;
 use crate::harness::{Case, met, poll};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ fn new_key(ctx: &TestContext, name: &str) -> Result<(String, String)> {
     let key = ctx.path(name);
     let mut keygen = Command::new("ssh-keygen");
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]);
-    output(keygen.arg(&key))?;
+    finish(keygen.arg(&key))?;
     let public = std::fs::read_to_string(key.with_extension("pub"))?;
     Ok((key.display().to_string(), public))
 }

@@ -1,9 +1,9 @@
 //! Processes of the node and of the control plane are killed while VMs are made, plugged, paused and deleted.
 
+use crate::finish::finish;
 use crate::harness::context::TestContext;
 use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
-use crate::harness::program::output;
 use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -373,7 +373,7 @@ fn nothing_is_left(c: &KubeVirt<'_>, namespaces: usize) -> Result<()> {
 /// Output of a shell command on the node, which needs neither the kubelet nor the API server.
 fn on_node(command: &str) -> Result<String> {
     let words = ["lab", "run", "--", "sh", "-c", command];
-    output(Command::new(xtask_program()?).args(words))
+    finish(Command::new(xtask_program()?).args(words))
 }
 
 fn xtask_program() -> Result<OsString> {
