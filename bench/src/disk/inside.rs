@@ -237,16 +237,10 @@ impl DiskFiles {
 /// Makes the disk's image, without holes and repeated parts.
 fn fill(path: &Path, mib: u32) -> Result<()> {
     let mut file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut piece = vec![0; 1 << 20];
     for _ in 0..mib {
-        let mut piece = Vec::with_capacity(1 << 20);
-        while piece.len() < 1 << 20 {
-            // Marsaglia's xorshift.
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            piece.extend(random.to_le_bytes());
-        }
+        random.fill(&mut piece);
         file.write_all(&piece)?;
     }
     file.sync_all()?;

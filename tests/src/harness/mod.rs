@@ -3,7 +3,6 @@
 pub mod applied;
 pub mod attach;
 pub mod capture;
-pub mod chance;
 pub mod containerd;
 pub mod context;
 pub mod cri;

@@ -6,6 +6,7 @@ use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
 use crate::harness::kubevirt::{KubeVirt, VMI};
 use crate::harness::{Case, met};
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -44,24 +45,6 @@ const ON_HOST: [&str; 3] = ["virt-controller", "virt-api", "kube-apiserver"];
 const NAMESPACE_LOG: &str =
     "cd /run/netns; for n in *; do ls -la $n; journalctl -b --no-pager | grep $n | tail -n 3; done";
 
-/// xorshift64*, whose seed is printed.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    /// The state is never 0, with which all numbers would be 0.
-    fn new(seed: u32) -> Self {
-        Self(u64::from(seed) << 1 | 1)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
-    }
-}
-
 /// Value of an environment variable, if it is set.
 fn number(variable: &str) -> Result<Option<u32>> {
     let Ok(value) = std::env::var(variable) else {
@@ -79,7 +62,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     println!("HUSK_SEED={seed} HUSK_KILLS={kills}");
     let namespaces = number_of_namespaces()?;
     prepare(c)?;
-    let result = killing(c, &mut Random::new(seed), kills).with_context(|| format!("with HUSK_SEED={seed}"));
+    let result =
+        killing(c, &mut Rng::with_seed(seed.into()), kills).with_context(|| format!("with HUSK_SEED={seed}"));
     if result.is_err() {
         show(c)?;
     }
@@ -128,14 +112,14 @@ struct Expected {
     killed: Vec<String>,
 }
 
-fn killing(c: &KubeVirt<'_>, random: &mut Random, kills: u32) -> Result<()> {
+fn killing(c: &KubeVirt<'_>, random: &mut Rng, kills: u32) -> Result<()> {
     let mut uids = uids(c)?;
     let mut expected = Expected::default();
     for kill in 1..=kills {
-        let vm = VMS[random.below(VMS.len())];
+        let vm = VMS[random.usize(..VMS.len())];
         let action = act(c, random, vm, &mut expected)?;
-        std::thread::sleep(Duration::from_millis(random.below(3000) as u64));
-        let victim = random.below(ON_NODE.len() + ON_HOST.len());
+        std::thread::sleep(Duration::from_millis(random.u64(..3000)));
+        let victim = random.usize(..ON_NODE.len() + ON_HOST.len());
         let name = match ON_NODE.get(victim) {
             Some((name @ ("shim" | "VMM"), pattern)) => match kill_process_of_vm(c, pattern)? {
                 Some((victim, uid)) => {
@@ -237,7 +221,7 @@ fn kill_process_of_vm(c: &KubeVirt<'_>, pattern: &str) -> Result<Option<(String,
 /// Starts an operation on a VM, which may fail: the API server may be the victim of the kill before.
 fn act(
     c: &KubeVirt<'_>,
-    random: &mut Random,
+    random: &mut Rng,
     vm: &'static str,
     expected: &mut Expected,
 ) -> Result<&'static str> {
@@ -251,7 +235,7 @@ fn act(
         ("removevolume", vec!["removevolume", vm, &volume, "--persist"]),
         ("nothing", vec![]),
     ];
-    let (name, words) = &operations[random.below(operations.len())];
+    let (name, words) = &operations[random.usize(..operations.len())];
     if ["restart", "delete"].contains(name) {
         expected.replaced.push(vm.to_owned());
     }

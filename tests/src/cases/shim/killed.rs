@@ -1,13 +1,13 @@
 //! The processes of a pod, and containerd, killed one at a time; and containers made and killed at random.
 
 use super::ctr::{LIMIT, vm, with_small};
-use crate::harness::chance::Chance;
 use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::context::TestContext;
 use crate::harness::processes::{Process, gone, kill};
 use crate::harness::program::Session;
 use crate::harness::{Case, TIMEOUT, until};
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use rustix::process::Signal;
 use std::path::Path;
 use std::thread::sleep;
@@ -107,12 +107,12 @@ fn cycles(ctx: &TestContext, count: u32) -> Result<()> {
     let c = &containerd;
     let seed = u64::from(std::process::id()) << 20;
     println!("the seed is {seed}");
-    let chance = Chance::new(seed);
+    let mut random = Rng::with_seed(seed);
     for number in 1..=count {
         let name = format!("cycle{number}");
-        let words = ["sleep", "panic", "button", "poweroff"][chance.below(4) as usize];
-        let way = chance.below(5);
-        let (wait, about) = (chance.below(2500), format!("{name}: {words}, way {way}"));
+        let words = ["sleep", "panic", "button", "poweroff"][random.usize(..4)];
+        let way = random.u64(..5);
+        let (wait, about) = (random.u64(..2500), format!("{name}: {words}, way {way}"));
         cycle(c, &name, words, way, Duration::from_millis(wait)).context(about)?;
     }
     c.nothing_left()

@@ -2,7 +2,6 @@
 
 use super::{SAVE, text};
 use crate::cases::fio::seed;
-use crate::harness::chance::Chance;
 use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
@@ -11,6 +10,7 @@ use crate::harness::program::Session;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, TIMEOUT, images, until};
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use rustix::process::Signal;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,19 +39,19 @@ fn run(ctx: &TestContext) -> Result<()> {
     processes::adopt_orphans()?;
     let seed = seed()?;
     println!("the seed of the moments: {seed}");
-    let moments = Chance::new(seed);
+    let mut moments = Rng::with_seed(seed);
     // On another file system than the snapshots: the disk does not travel.
     let image = PathBuf::from(format!("/dev/shm/husk-kills-{}.img", std::process::id()));
     File::create(&image)?.set_len(8 << 20)?;
     for kind in KINDS {
         ctx.part(&format!("{kind:?} in a save"), || {
-            saves(ctx, kind, &moments, &image)
+            saves(ctx, kind, &mut moments, &image)
         });
     }
     std::fs::remove_file(&image)?;
     for kind in KINDS {
         ctx.part(&format!("{kind:?} in a restore"), || {
-            restores(ctx, kind, &moments)
+            restores(ctx, kind, &mut moments)
         });
     }
     Ok(())
@@ -82,14 +82,14 @@ fn measured(ctx: &TestContext, dir: &Path) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-fn saves(ctx: &TestContext, kind: Kind, moments: &Chance, image: &Path) -> Result<()> {
+fn saves(ctx: &TestContext, kind: Kind, moments: &mut Rng, image: &Path) -> Result<()> {
     let mut vm = start(ctx, with_disk(image))?;
     let dir = ctx.path("kills");
     let whole = measured(ctx, &dir)?;
     std::fs::remove_dir_all(&dir)?;
     ctx.run(&["resume", "victim"])?.ok()?;
     for number in 0..EACH {
-        let moment = moments.moment(whole);
+        let moment = whole.mul_f64(moments.f64());
         let name = format!("kill {number} after {moment:?} of {whole:?}");
         let mark = format!("{kind:?} {number}");
         let shell = Shell::going_on(vm.console())?;
@@ -156,7 +156,7 @@ fn half_or_whole(ctx: &TestContext, dir: &Path, restore: bool) -> Result<()> {
     Ok(std::fs::remove_dir_all(dir)?)
 }
 
-fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
+fn restores(ctx: &TestContext, kind: Kind, moments: &mut Rng) -> Result<()> {
     let vm = start(ctx, Manifest::new("victim").empty_disk("data", "8Mi"))?;
     let dir = ctx.path("good");
     measured(ctx, &dir)?;
@@ -167,7 +167,7 @@ fn restores(ctx: &TestContext, kind: Kind, moments: &Chance) -> Result<()> {
     vm.discard()?;
     let mut any = false;
     for number in 0..EACH {
-        let moment = moments.moment(whole);
+        let moment = whole.mul_f64(moments.f64());
         let name = format!("kill {number} after {moment:?} of {whole:?}");
         let command = Session::piped(
             ctx.husk(&["restore", &text(&dir), "--name", "victim"]),
