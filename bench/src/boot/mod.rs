@@ -168,6 +168,7 @@ pub fn run(args: Args) -> Result<()> {
     println!("{text}");
     let is_partial = args.quick || !args.only.is_empty();
     let words = [
+        ("6.12", matches!(args.kernel, Kernel::Trixie)),
         ("elf", args.elf),
         ("unpacking", args.unpacking),
         ("icount", args.icount),

@@ -77,7 +77,8 @@ pub fn run(args: Args) -> Result<()> {
     });
     // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    let name = record::name("snapshot", &[("quick", args.quick)]);
+    let is_partial = args.quick || !args.only.is_empty();
+    let name = record::name("snapshot", &[("quick", is_partial)]);
     let setting = report::setting(&record);
     record.publish(&name, &setting, Better::Less, &report::plot(&record))?;
     measured?;
