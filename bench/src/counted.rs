@@ -84,7 +84,7 @@ impl<P: Serialize> CountedJob<P> {
         for round in 1..=self.rounds {
             for (case, plan) in &self.plans {
                 let plan = serde_json::to_string(plan)?;
-                let command = format!("{} {} --inside '{plan}'", there(&this).display(), self.bench);
+                let command = format!("{} inside {} '{plan}'", there(&this).display(), self.bench);
                 runs.push(Run { case, round, command });
             }
         }

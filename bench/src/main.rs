@@ -39,7 +39,7 @@ mod targets;
 mod trace;
 mod vmm;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -72,6 +72,14 @@ enum Bench {
     Pull(pull::Args),
     /// Time to save a guest and until a restored one answers, and the memory of its clones
     Snapshot(snapshot::Args),
+    /// Measures a plan on this machine: a benchmark runs itself this way where KVM is
+    #[command(hide = true)]
+    Inside {
+        /// Name of the benchmark
+        bench: String,
+        /// Its plan, as JSON
+        plan: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -96,5 +104,21 @@ fn run(bench: Bench) -> Result<()> {
         Bench::Pod(args) => pod::run(args),
         Bench::Pull(args) => pull::run(args),
         Bench::Snapshot(args) => snapshot::run(args),
+        Bench::Inside { bench, plan } => inside(&bench, &plan),
+    }
+}
+
+fn inside(bench: &str, plan: &str) -> Result<()> {
+    match bench {
+        "boot" => boot::inside::run(&serde_json::from_str(plan)?),
+        "density" => density::inside::run(&serde_json::from_str(plan)?),
+        "disk" => disk::inside::run(&serde_json::from_str(plan)?),
+        "hotplug" => hotplug::inside::run(&serde_json::from_str(plan)?),
+        "idle" => idle::inside::run(&serde_json::from_str(plan)?),
+        "net" => net::inside::run(&serde_json::from_str(plan)?),
+        "pod" => pod::inside::run(&serde_json::from_str(plan)?),
+        "pull" => pull::inside::run(&serde_json::from_str(plan)?),
+        "snapshot" => snapshot::inside::run(&serde_json::from_str(plan)?),
+        _ => bail!("no plan is for {bench}"),
     }
 }

@@ -59,12 +59,8 @@ impl<P: Serialize> Job<P> {
     ) -> Result<()> {
         let copy = self_copy::copy()?;
         let this = copy.to_string_lossy().into_owned();
-        let words = [
-            this,
-            self.bench.into(),
-            "--inside".into(),
-            serde_json::to_string(&self.plan)?,
-        ];
+        let plan = serde_json::to_string(&self.plan)?;
+        let words = [this, "inside".into(), self.bench.into(), plan];
         let step = progress.step("measuring");
         let status = lab::Command::new(words)
             .timeout(self.limit)

@@ -2,7 +2,7 @@
 
 mod case;
 mod exits;
-mod inside;
+pub mod inside;
 mod profile;
 mod report;
 mod unpacking;
@@ -55,9 +55,6 @@ pub struct Args {
     /// One round of everything without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with_all = ["rounds", "disk_rounds"])]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
@@ -89,9 +86,6 @@ const ROUND_LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs `cargo xtask bench boot`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     let [kernel, disk] = args.kernel.images();
     measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;

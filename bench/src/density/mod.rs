@@ -2,7 +2,7 @@
 
 mod case;
 mod halted;
-mod inside;
+pub mod inside;
 mod report;
 
 use super::bench_files::{Sources, keep};
@@ -40,9 +40,6 @@ pub struct Args {
     /// One short round, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// A part of the benchmark.
@@ -66,9 +63,6 @@ const GUEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `cargo xtask bench density`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let mut sources = Sources::new(IMAGE, "vmlinux", if args.floor { &[FLOOR_PROGRAM] } else { &[] })?;

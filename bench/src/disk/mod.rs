@@ -3,7 +3,7 @@
 mod case;
 mod cell;
 mod fio;
-mod inside;
+pub mod inside;
 mod report;
 
 use super::bench_files::Sources;
@@ -40,9 +40,6 @@ pub struct Args {
     /// One short round without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Image of the guest: its kernel, and fio.
@@ -53,9 +50,6 @@ const CASE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs `cargo xtask bench disk`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     let qemu_img = tool("qemu-img", "qemu-utils");
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, qemu_img])?;

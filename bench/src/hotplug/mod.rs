@@ -2,7 +2,7 @@
 
 mod case;
 mod console_trace;
-mod inside;
+pub mod inside;
 mod pod;
 mod report;
 
@@ -33,9 +33,6 @@ pub struct Args {
     /// One round of few additions, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Image of the guest.
@@ -46,9 +43,6 @@ const CASE_LIMIT: Duration = Duration::from_secs(400);
 
 /// Runs `cargo xtask bench hotplug`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let short = args.quick || args.icount;

@@ -1,6 +1,6 @@
 //! `cargo xtask bench idle`: the VM exits and the memory that the guest agent adds to an idle guest.
 
-mod inside;
+pub mod inside;
 
 use super::bench_files::Sources;
 use super::figures;
@@ -23,9 +23,6 @@ pub struct Args {
     /// One short round, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 const IMAGE: &str = "initramfs-6.12-agent";
@@ -45,9 +42,6 @@ const LIMITS: [Limit; 2] = [
 
 /// Runs `cargo xtask bench idle`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[])?;
     let time = |long| if args.quick { QUICK } else { long };

@@ -2,7 +2,7 @@
 
 mod case;
 mod cell;
-mod inside;
+pub mod inside;
 mod report;
 mod wire;
 
@@ -44,9 +44,6 @@ pub struct Args {
     /// One short round without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Image of the guest.
@@ -60,9 +57,6 @@ const TOOLS: [Tool; 2] = [tool("ip", "iproute2"), tool("ethtool", "ethtool")];
 
 /// Runs `cargo xtask bench net`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     let [ip, ethtool] = TOOLS;
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, ip, ethtool])?;

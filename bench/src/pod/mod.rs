@@ -4,7 +4,7 @@
 mod case;
 mod containerd;
 mod image;
-mod inside;
+pub mod inside;
 mod overhead;
 mod report;
 mod running;
@@ -34,9 +34,6 @@ pub struct Args {
     /// One round of everything without warm-up and with four pods at once, which only shows that the benchmark works
     #[arg(long, conflicts_with_all = ["rounds", "many_rounds", "many"])]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Image of the guest.
@@ -50,9 +47,6 @@ const START_LIMIT: Duration = Duration::from_secs(150);
 
 /// Runs `cargo xtask bench pod`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[])?;
     let plan = Plan {

@@ -1,6 +1,6 @@
 //! `cargo xtask bench pull`: the time to pull an image and unpack its disk, compared with skopeo and tar.
 
-mod inside;
+pub mod inside;
 
 use super::figures;
 use super::limits::{Limit, held, panels};
@@ -26,9 +26,6 @@ pub struct Args {
     /// One round with a small image, which only shows that the benchmark works
     #[arg(long, conflicts_with = "rounds")]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Maximum time of a round, on any machine.
@@ -37,9 +34,6 @@ const LIMITS: [Limit; 1] = [Limit::at_most(HUSK, WHOLE, "pull and unpack", 1.1).
 
 /// Runs `cargo xtask bench pull`.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[], &[])?;
     let size_mib = if args.quick { 16 } else { 1024 };

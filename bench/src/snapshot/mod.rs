@@ -3,7 +3,7 @@
 
 mod case;
 mod clones;
-mod inside;
+pub mod inside;
 mod report;
 
 use super::bench_files::Sources;
@@ -33,9 +33,6 @@ pub struct Args {
     /// One round and few clones, which only shows that the benchmark works: a missed bar is no failure
     #[arg(long, conflicts_with_all = ["rounds", "clones"])]
     quick: bool,
-    /// Measure this plan on this machine (the command runs itself this way where KVM is)
-    #[arg(long, hide = true, value_name = "JSON")]
-    inside: Option<String>,
 }
 
 /// Image of the guest.
@@ -52,9 +49,6 @@ const CLONE_LIMIT: Duration = Duration::from_secs(60);
 /// # Errors
 /// Also if a bar is missed.
 pub fn run(args: Args) -> Result<()> {
-    if let Some(plan) = &args.inside {
-        return inside::run(&serde_json::from_str(plan)?);
-    }
     let progress = Progress::on_stderr();
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let plan = Plan {
