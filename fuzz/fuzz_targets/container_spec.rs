@@ -141,7 +141,8 @@ fuzz_target!(|program: Program| {
         assert!(!args.name.is_empty() && !args.namespace.is_empty() && args.qemu_timeout.as_secs() <= 86_400);
     }
     let _ = network(&container, sandbox.as_ref());
-    let _ = (uid(&container), MemoryLimit::of(&container));
+    let limit = MemoryLimit::of(&container);
+    let _ = uid(&container);
     let Ok(vmi) = annotated_vmi(&container) else {
         return;
     };
@@ -150,7 +151,7 @@ fuzz_target!(|program: Program| {
     let volumes: BTreeMap<String, PathBuf> = volumes
         .map(|n| (names[n].to_owned(), PathBuf::from("/pod/rootfs")))
         .collect();
-    match VmContainer::new(&container, &vmi, "/pod/rootfs".into(), &volumes) {
+    match VmContainer::new(&container, &limit, &vmi, "/pod/rootfs".into(), &volumes) {
         Ok(vm) => {
             assert!((1..=254).contains(&vm.plan.topology.vcpus()));
             for disk in &vm.plan.disks {

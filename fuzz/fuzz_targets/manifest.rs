@@ -10,7 +10,7 @@ use husk_fuzz::host::{JsonEdit, Splice, edit_json, splice};
 use husk_fuzz::manifest::{WORDS, objects, resources, vmi};
 use husk_vmi::instancetype::expand;
 use husk_vmi::objects::{Object, ObjectKind, read_objects};
-use husk_vmi::{Loaded, VmPlan, Vmi, load, notes, plan, validate, volume_images};
+use husk_vmi::{Loaded, VmPlan, Vmi, load, plan, validate, volume_images, warnings};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -100,7 +100,7 @@ fn planned(vmi: &Vmi) {
     if let Err(errors) = &valid {
         assert!(!errors.is_empty() && errors.iter().all(|error| !error.to_string().contains('\n')));
     }
-    let _ = (notes(vmi), volume_images(vmi));
+    let _ = (warnings(vmi), volume_images(vmi));
     match plan(vmi, &resources()) {
         Ok(plan) => {
             assert!(valid.is_ok());
