@@ -1,12 +1,36 @@
-//! Every fuzz target for a short time.
+//! The fuzz targets: whether they compile, and each for a short time.
 
 use super::stages::Stage;
-use crate::fuzz;
-use crate::progress::Progress;
-use anyhow::Result;
+use super::unit::{cargo, in_background};
+use crate::progress::{Progress, wait_with_cpu};
+use crate::{checkout, fuzz};
+use anyhow::{Context, Result, bail};
 
 /// Time of each target in seconds.
 const SECONDS: u32 = 10;
+
+/// Checks that all targets compile, without a C++ compiler.
+pub fn compile(stage: &mut Stage) -> Result<()> {
+    let mut check = cargo(&[
+        "check",
+        "--quiet",
+        "--locked",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+    ]);
+    check
+        .env("CARGO_TARGET_DIR", checkout::target().join("fuzz/check"))
+        // Nothing is linked, so libFuzzer need not be built.
+        .env("CUSTOM_LIBFUZZER_PATH", "/nonexistent/libfuzzer.a");
+    in_background(&mut check);
+    let mut child = check.spawn().context("cannot start cargo")?;
+    let (status, cpu) = wait_with_cpu(&mut child)?;
+    stage.cpu += cpu;
+    if !status.success() {
+        bail!("cargo check: {status}");
+    }
+    Ok(())
+}
 
 /// Runs all targets. Each counts as one test.
 pub fn check(stage: &mut Stage, progress: &Progress) -> Result<()> {

@@ -143,6 +143,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 stages.fail("end to end", "not run, because a build or the images failed");
             }
         });
+        if lints && !args.full {
+            scope.spawn(|| stages.run("fuzz targets", fuzzing::compile));
+        }
         if tests {
             stages.run("unit tests", |stage| {
                 unit::test(stage, lints, args.filter.as_deref(), progress)

@@ -53,7 +53,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 ///
 /// A session has a scheduling group of its own (`sched_autogroup_enabled`), and a nice value counts within its group
 /// only, so both are set.
-fn in_background(command: &mut Command) {
+pub fn in_background(command: &mut Command) {
     // SAFETY: only system calls; the standard library's calls for the file do not allocate for a constant path.
     unsafe {
         command.pre_exec(|| {
