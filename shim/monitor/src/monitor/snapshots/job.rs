@@ -139,24 +139,25 @@ impl SnapshotJob {
         if held {
             self.release().await;
         }
-        match made {
+        let (answer, fragile) = match made {
             Ok((dir, outside, sizes_stay)) => {
                 let paused = self.is_paused().await;
                 info!(directory, paused, "snapshot made");
-                let fragile = !outside.is_empty();
-                let done = SnapshotDone { paused, outside };
-                let _ = progress.send(Ok(of(Progress::Done(done)))).await;
-                fragile.then(|| FragileSnapshot {
+                let fragile = (!outside.is_empty()).then(|| FragileSnapshot {
                     dir,
                     _sizes_stay: sizes_stay,
-                })
+                });
+                let done = SnapshotDone { paused, outside };
+                (Ok(of(Progress::Done(done))), fragile)
             }
             Err(error) => {
                 warn!(directory, %error, "the snapshot was not made");
-                let _ = progress.send(Err(error.into())).await;
-                None
+                (Err(error.into()), None)
             }
-        }
+        };
+        // The result does not wait for a client that does not read.
+        tokio::spawn(async move { progress.send(answer).await });
+        fragile
     }
 
     /// Sets `held` while the VM is paused for it, or its written pages are logged.

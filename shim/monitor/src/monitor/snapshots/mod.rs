@@ -132,11 +132,10 @@ impl SnapshotsActor {
                 Ok(vmm) => {
                     let (progress, abort, forward) = abortable_progress(progress);
                     let job = SnapshotJob::new(self.sources.clone(), vmm, order, progress);
+                    // Ends by itself when the job has given its last answer, or is dropped.
+                    tokio::spawn(forward);
                     self.abort = Some(abort);
-                    self.job = Some(Box::pin(async {
-                        let (made, ()) = tokio::join!(job.run(), forward);
-                        made
-                    }));
+                    self.job = Some(Box::pin(job.run()));
                     return;
                 }
                 Err(error) => error,
