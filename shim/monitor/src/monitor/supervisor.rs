@@ -1,5 +1,6 @@
 //! A VM with its actors and its gRPC server.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
@@ -11,7 +12,7 @@ use husk_proto::shim::v1::guest_server::GuestServer;
 use husk_proto::shim::v1::pod_server::PodServer;
 use husk_vmi::{CredentialsPlan, DiskPlan, DiskSource, VmPlan};
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
@@ -38,6 +39,8 @@ use crate::vm_environment::VmEnvironment;
 
 /// Maximum time for clients to read the final status.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time to remove what is left of a snapshot that was not made, before this process may end.
+const REMOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum size of a message, in bytes: a manifest with its envelope.
 pub(super) const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 
@@ -46,6 +49,8 @@ pub(super) struct Supervisor {
     vm: VmActor,
     disks: DisksActor,
     snapshots: SnapshotsActor,
+    /// Ends when nothing of a snapshot is being removed any more.
+    removals: mpsc::Receiver<Infallible>,
     /// The snapshot that the VM goes on from.
     restore: Option<RestoreOrder>,
     interfaces: interfaces::InterfacesHandle,
@@ -104,11 +109,13 @@ impl Supervisor {
         let (network, interfaces) =
             InterfacesActor::new(plan.clone(), environment.network.clone(), dir.path().to_owned());
         tokio::spawn(network.run());
+        let (removing, removals) = mpsc::channel(1);
         let (snapshots, saving) = SnapshotsActor::new(SnapshotSources {
             vmm: vmm.clone(),
             disks: plugging.clone(),
             interfaces: interfaces.clone(),
             vmi: Arc::new(vmi.clone()),
+            removing,
         });
         let (vm, handle) = VmActor::new(
             plan.clone(),
@@ -171,6 +178,7 @@ impl Supervisor {
             vm,
             disks,
             snapshots,
+            removals,
             restore,
             interfaces,
             guest: guest.map(Into::into),
@@ -192,7 +200,7 @@ impl Supervisor {
     }
 
     /// Runs the VM until it has ended.
-    pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
+    pub(super) async fn run(mut self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
         tokio::spawn(heap::trim_after_start(self.handle.status()));
         // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
@@ -223,6 +231,9 @@ impl Supervisor {
             message = final_status.message,
             "the VM ended"
         );
+        if timeout(REMOVED_WITHIN, self.removals.recv()).await.is_err() {
+            warn!("the storage of a snapshot does not answer: what was written of it may be left");
+        }
         self.interfaces.close().await;
         (final_status, self.status_server)
     }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -193,7 +194,7 @@ pub(crate) struct NewSnapshot {
     /// It did not exist.
     made: bool,
     files: Vec<String>,
-    kept: bool,
+    kept: AtomicBool,
     _lock: OwnedFd,
 }
 
@@ -218,7 +219,7 @@ impl NewSnapshot {
             dir: Arc::new(dir),
             made,
             files: Vec::new(),
-            kept: false,
+            kept: AtomicBool::new(false),
             _lock: lock,
         })
     }
@@ -245,7 +246,7 @@ impl NewSnapshot {
 
     /// Writes the description. The files are synced already. The snapshot is complete then, but still removed unless it
     /// is kept. Blocks.
-    pub(crate) fn complete(self, snapshot: &Snapshot) -> Result<NewSnapshot, SnapshotError> {
+    pub(crate) fn complete(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         self.dir.write(snapshot)?;
         if self.made
             && let Some(parent) = self.dir.path.parent()
@@ -253,19 +254,19 @@ impl NewSnapshot {
             let parent = File::open(parent).and_then(|parent| parent.sync_all());
             parent.map_err(SnapshotError::io(&self.dir.path))?;
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Keeps the complete snapshot. It cannot fail, because who lets the VM go on must know a snapshot that stays.
-    pub(crate) fn keep(mut self) -> Arc<SnapshotDir> {
-        self.kept = true;
+    pub(crate) fn keep(&self) -> Arc<SnapshotDir> {
+        self.kept.store(true, Ordering::Relaxed);
         self.dir()
     }
 }
 
 impl Drop for NewSnapshot {
     fn drop(&mut self) {
-        if self.kept {
+        if *self.kept.get_mut() {
             return;
         }
         // The description first: without it nobody restores the rest.

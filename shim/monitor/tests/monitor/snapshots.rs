@@ -373,6 +373,7 @@ pub fn refused_save_leaves_nothing() {
     let error = save(&f, &vm, &directory, false).unwrap_err();
     assert_eq!(error.message(), "vhost-vsock cannot be saved");
     paused(&mut vm, false);
+    not_removed_at_the_resume(&vm);
     // The directory was there before.
     assert_eq!(names(&directory), [""; 0]);
     for (path, reason) in [
@@ -386,6 +387,13 @@ pub fn refused_save_leaves_nothing() {
     }
     kill(&mut vm);
     f.is_clean(&vm.pids());
+}
+
+/// The VM does not wait for the removal of what was written.
+fn not_removed_at_the_resume(vm: &Vm<'_>) {
+    eventually("it is removed later", || {
+        vm.said().contains("memory has 1 links\n")
+    });
 }
 
 pub fn interrupted_snapshot_leaves_nothing() {
@@ -423,6 +431,7 @@ pub fn interrupted_snapshot_leaves_nothing() {
         vm.info().disks.len() >= 4 && !directory.exists()
     });
     paused(&mut vm, false);
+    not_removed_at_the_resume(&vm);
     f.wait(vm.client.add_volume(add)).unwrap();
 
     // A pause of the user stays.

@@ -18,7 +18,7 @@ use husk_proto::vmm::v1::{
 };
 use husk_vmi::VmPlan;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tracing::{info, warn};
 
@@ -38,6 +38,8 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// First interval between attempts to let the VM go on after a save that was interrupted. It doubles up to the last.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(1);
+/// Maximum time for what is left of a snapshot to be closed and removed before the client gets its answer.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// One snapshot.
 pub(super) struct SnapshotJob {
@@ -45,11 +47,20 @@ pub(super) struct SnapshotJob {
     vmm: RunningVmm,
     order: SnapshotOrder,
     progress: ProgressSender,
+    /// Here until the VM goes on. To close and remove it may wait for its storage.
+    prepared: Option<PreparedSnapshot>,
 }
 
-/// The files of a snapshot before the VM is saved.
-struct PreparedFiles {
-    new: NewSnapshot,
+/// A snapshot that is being made. Dropped, its files are closed before they are removed: NFS would keep them under other
+/// names.
+#[derive(Clone)]
+struct PreparedSnapshot {
+    files: Arc<SnapshotFiles>,
+    new: Arc<NewSnapshot>,
+}
+
+/// The open files of a snapshot.
+struct SnapshotFiles {
     copies: DiskCopies,
     state: File,
     memory: File,
@@ -59,7 +70,7 @@ struct PreparedFiles {
 
 /// A snapshot that is complete, but not kept yet.
 struct CompleteSnapshot {
-    complete: NewSnapshot,
+    complete: Arc<NewSnapshot>,
     /// Volumes that are written to and do not travel.
     outside: Vec<String>,
     sizes_stay: GrowthLock,
@@ -115,11 +126,12 @@ impl SnapshotJob {
             vmm,
             order,
             progress,
+            prepared: None,
         }
     }
 
     /// Makes the snapshot. Returns it if it must know when the VM goes on. If it fails, or nobody reads the progress any
-    /// more, what was written is removed and the VM goes on as before.
+    /// more, the VM goes on as before, and then what was written is removed.
     pub(super) async fn run(mut self) -> Option<FragileSnapshot> {
         let progress = self.progress.clone();
         let directory = self.order.directory.display().to_string();
@@ -155,9 +167,31 @@ impl SnapshotJob {
                 (Err(error.into()), None)
             }
         };
-        // The result does not wait for a client that does not read.
-        tokio::spawn(async move { progress.send(answer).await });
+        self.close(answer);
         fragile
+    }
+
+    /// Closes what is left of the snapshot, and removes it unless it is kept. Then the client gets its answer. Neither the
+    /// VM nor the result waits for storage that hangs, or for a client that does not read.
+    fn close(self, answer: Result<SnapshotProgress, tonic::Status>) {
+        let SnapshotJob {
+            sources: SnapshotSources { removing, .. },
+            order: SnapshotOrder { directory, .. },
+            progress,
+            prepared,
+            ..
+        } = self;
+        let closed = spawn_blocking(move || {
+            drop(prepared);
+            drop(removing);
+        });
+        tokio::spawn(async move {
+            if timeout(CLOSED_WITHIN, closed).await.is_err() {
+                warn!(directory = %directory.display(), "the storage of the snapshot does not answer");
+            }
+            // The client may be gone.
+            let _ = progress.send(answer).await;
+        });
     }
 
     /// Sets `held` while the VM is paused for it, or its written pages are logged.
@@ -171,43 +205,44 @@ impl SnapshotJob {
             let text = "spec.domain.devices.autoattachVSOCK: a VM with vhost-vsock cannot be saved";
             return Err(VmError::wrong_state(text));
         }
-        let PreparedFiles {
-            new,
-            copies,
-            state,
-            memory,
-            checksums,
-        } = self.prepare(set).await?;
+        let prepared = self.prepare(set).await?;
+        let PreparedSnapshot { new, files } = self.prepared.insert(prepared).clone();
 
         *held = true;
         if self.order.live {
-            self.precopy(&memory).await?;
+            self.precopy(&files.memory).await?;
         }
         self.pause(PauseReason::Snapshot).await?;
-        self.save(&state, &memory).await?;
-        let outside = copies.unsaved_volumes();
-        let (copies, disks) = self.copy(copies).await?;
+        self.save(&files).await?;
+        let disks = self.copy(files.clone()).await?;
         if self.order.resume {
             // All that the guest can change has been copied.
             self.resume().await?;
             *held = false;
         }
 
+        let synced = files.clone();
         let synced = blocking(move || {
             let bytes = |name, file: &File| {
                 let bytes = file.sync_all().and_then(|()| Ok(file.metadata()?.len()));
                 bytes.map_err(|error| VmError::wrong_state(format!("{name}: {error}")))
             };
-            copies.sync()?;
-            Ok((bytes(STATE, &state)?, bytes(MEMORY, &memory)?, now()))
+            synced.copies.sync()?;
+            Ok((
+                bytes(STATE, &synced.state)?,
+                bytes(MEMORY, &synced.memory)?,
+                now(),
+            ))
         });
         let (state_bytes, memory_bytes, time) = synced.await?;
-        let checksums = match checksums {
-            Some(sums) => Some(self.sum(new.dir(), sums, disks.clone()).await?),
-            None => None,
+        let checksums = match self.order.checksums {
+            true => self.sum(new.dir(), files.clone(), disks.clone()).await?,
+            false => None,
         };
+        let outside = files.copies.unsaved_volumes();
         let vmi = self.sources.vmi.clone();
-        let complete = blocking(move || {
+        let complete = new.clone();
+        let completed = blocking(move || {
             let snapshot = Snapshot {
                 version: VERSION,
                 husk: env!("CARGO_PKG_VERSION").to_owned(),
@@ -224,15 +259,16 @@ impl SnapshotJob {
             };
             Ok(new.complete(&snapshot)?)
         });
+        completed.await?;
         Ok(CompleteSnapshot {
-            complete: complete.await?,
+            complete,
             outside: outside.into_iter().map(|disk| disk.volume).collect(),
             sizes_stay,
         })
     }
 
     /// Makes the directory and its empty files.
-    async fn prepare(&self, set: DiskSet) -> Result<PreparedFiles, VmError> {
+    async fn prepare(&self, set: DiskSet) -> Result<PreparedSnapshot, VmError> {
         let SnapshotOrder {
             directory,
             resume,
@@ -246,12 +282,15 @@ impl SnapshotJob {
             if resume && let Some(outside) = copies.unsaved_volumes().first() {
                 return Err(VmError::wrong_state(resume_refusal(outside, &directory)));
             }
-            Ok(PreparedFiles {
+            let files = SnapshotFiles {
                 state: new.file(STATE)?,
                 memory: new.file(MEMORY)?,
                 checksums: checksums.then(|| new.file(CHECKSUMS)).transpose()?,
-                new,
                 copies,
+            };
+            Ok(PreparedSnapshot {
+                files: Arc::new(files),
+                new: Arc::new(new),
             })
         })
         .await
@@ -306,8 +345,8 @@ impl SnapshotJob {
     }
 
     /// Has the VMM write its state and the guest's memory, or what was written to it since [`SnapshotJob::precopy`].
-    async fn save(&mut self, state: &File, memory: &File) -> Result<(), VmError> {
-        let [state, memory] = self.send([state, memory]).await?;
+    async fn save(&mut self, files: &SnapshotFiles) -> Result<(), VmError> {
+        let [state, memory] = self.send([&files.state, &files.memory]).await?;
         let request = SaveRequest {
             state: Some(state),
             memory: Some(memory),
@@ -360,33 +399,33 @@ impl SnapshotJob {
     }
 
     /// Copies the images.
-    async fn copy(&self, copies: DiskCopies) -> Result<(DiskCopies, Vec<SavedDisk>), VmError> {
+    async fn copy(&self, files: Arc<SnapshotFiles>) -> Result<Vec<SavedDisk>, VmError> {
         let reports = Reports::new(&self.progress);
         let cancel = CancelOnDrop(Arc::default());
         let cancelled = cancel.0.clone();
         let copied = blocking(move || {
-            copies.copy(&cancelled, |volume, done, total| {
+            files.copies.copy(&cancelled, |volume, done, total| {
                 reports.step(&format!("volume {volume}"), done, total);
             })?;
-            let disks = copies.describe()?;
-            Ok((copies, disks))
+            Ok(files.copies.describe()?)
         });
         copied.await
     }
 
-    /// Writes the checksums into `sums`.
+    /// Writes the checksums, if there is a file for them.
     async fn sum(
         &self,
         dir: Arc<SnapshotDir>,
-        sums: File,
+        files: Arc<SnapshotFiles>,
         disks: Vec<SavedDisk>,
-    ) -> Result<Checksums, VmError> {
+    ) -> Result<Option<Checksums>, VmError> {
         let reports = Reports::new(&self.progress);
         let cancel = CancelOnDrop(Arc::default());
         let cancelled = cancel.0.clone();
         let summed = blocking(move || {
             let report = |done, total| reports.step(CHECKSUMS, done, total);
-            Ok(Checksums::write(&dir, &sums, &disks, &cancelled, report)?)
+            let write = |sums| Checksums::write(&dir, sums, &disks, &cancelled, report);
+            Ok(files.checksums.as_ref().map(write).transpose()?)
         });
         summed.await
     }

@@ -7,6 +7,7 @@ mod abort;
 mod handle;
 mod job;
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -57,7 +58,12 @@ pub(super) struct SnapshotSources {
     pub(super) interfaces: InterfacesHandle,
     /// The metadata of the manifest.
     pub(super) vmi: Arc<serde_json::Value>,
+    /// Cloned while something is removed.
+    pub(super) removing: RemovalGuard,
 }
+
+/// Nothing is sent: the channel ends when all is removed.
+pub(super) type RemovalGuard = mpsc::Sender<Infallible>;
 
 /// A snapshot that can be restored only if the VM does not go on.
 #[derive(Clone)]
@@ -96,7 +102,7 @@ impl SnapshotsActor {
     }
 
     /// Handles requests until it is dropped. A snapshot that is being made is removed then.
-    pub(super) async fn run(mut self) -> std::convert::Infallible {
+    pub(super) async fn run(mut self) -> Infallible {
         loop {
             tokio::select! {
                 command = self.mailbox.recv() => match command {

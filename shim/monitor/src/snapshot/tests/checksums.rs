@@ -64,7 +64,8 @@ impl Saved {
             checksums: Some(checksums),
             ..snapshot
         };
-        new.complete(&snapshot).unwrap().keep();
+        new.complete(&snapshot).unwrap();
+        new.keep();
         Saved { _home: home, path }
     }
 

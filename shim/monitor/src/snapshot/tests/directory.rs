@@ -36,7 +36,8 @@ fn make(path: &Path, snapshot: &Snapshot) -> Arc<SnapshotDir> {
         memory_bytes: 4,
         ..snapshot.clone()
     };
-    new.complete(&snapshot).unwrap().keep()
+    new.complete(&snapshot).unwrap();
+    new.keep()
 }
 
 fn said<T: std::fmt::Debug>(result: Result<T, SnapshotError>, path: &Path) -> String {
@@ -54,7 +55,7 @@ fn directory_is_private_and_complete_when_kept() {
         said(read(&path), &path),
         "SNAP is not a complete snapshot: it was interrupted; remove it"
     );
-    let new = new.complete(&snapshot()).unwrap();
+    new.complete(&snapshot()).unwrap();
     assert_eq!(read(&path).unwrap(), snapshot());
     // It is not kept.
     drop(new);

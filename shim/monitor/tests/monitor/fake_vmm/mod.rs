@@ -55,6 +55,8 @@ struct Guest {
     pauses: HashSet<i32>,
     /// A save is under way.
     saving: bool,
+    /// The file of the last save, until a resume after it.
+    memory: Option<std::fs::File>,
     /// A resume after a snapshot has failed.
     stuttered: bool,
 }
@@ -307,6 +309,7 @@ impl Vmm for Fake {
             }
             if reason == SNAPSHOT {
                 guest.pauses.remove(&SNAPSHOT);
+                guest.end_save()?;
             } else if reason == IO_ERROR {
                 if guest.pauses.iter().any(|pause| *pause != IO_ERROR) {
                     return Err(Status::failed_precondition(

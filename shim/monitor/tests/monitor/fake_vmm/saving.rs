@@ -1,7 +1,7 @@
 //! Saves the VM without a machine, and lets it go on.
 
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use husk_proto::vmm::v1::{self as pb};
@@ -9,7 +9,17 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::{Fake, SNAPSHOT, has};
+use super::{Fake, Guest, SNAPSHOT, has};
+
+impl Guest {
+    /// Says whether the file of the last save has been removed.
+    pub(super) fn end_save(&mut self) -> std::io::Result<()> {
+        if let (Some(memory), Some(console)) = (self.memory.take(), &mut self.console) {
+            writeln!(console, "memory has {} links", memory.metadata()?.nlink())?;
+        }
+        Ok(())
+    }
+}
 
 impl Fake {
     /// Prints what the files of a saved VM have.
@@ -63,6 +73,7 @@ impl Fake {
         assert_eq!(state.metadata()?.len(), 0);
         assert_eq!(memory.metadata()?.len(), if precopied { 6 } else { 0 });
         let name = self.name();
+        self.guest.lock().unwrap().memory = Some(memory.try_clone()?);
         if has(&name, "unsavable") {
             return Err(Status::failed_precondition("vhost-vsock cannot be saved"));
         }
