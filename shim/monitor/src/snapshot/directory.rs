@@ -14,6 +14,7 @@ use rustix::fs::{
     unlinkat,
 };
 use rustix::io::Errno;
+use tracing::warn;
 
 use super::error::SnapshotError;
 use super::format::{LIMIT, MEMORY, SNAPSHOT, STATE, Snapshot, now};
@@ -100,7 +101,8 @@ impl SnapshotDir {
         }
     }
 
-    /// Records that the VM goes on. Does nothing if the snapshot was removed.
+    /// Records that the VM goes on, or removes the description where that cannot be written. Does nothing if the snapshot
+    /// was removed.
     pub(crate) fn mark_resumed(&self) -> Result<(), SnapshotError> {
         let _lock = self.lock()?;
         let file = match self.regular(SNAPSHOT) {
@@ -113,7 +115,16 @@ impl SnapshotDir {
         }
         snapshot.check_restorable(&self.path)?;
         snapshot.resumed = true;
-        self.write(&snapshot)
+        let Err(error) = self.write(&snapshot) else {
+            return Ok(());
+        };
+        // Nobody restores a snapshot without it, and there is room for that on a full disk.
+        if unlinkat(&self.fd, SNAPSHOT, AtFlags::empty()).is_err() || fsync(&self.fd).is_err() {
+            return Err(error);
+        }
+        let directory = self.path.display();
+        warn!(%directory, %error, "the snapshot has no snapshot.json any more, because it could not be marked");
+        Ok(())
     }
 
     /// Records that the snapshot is restored. Fails if it cannot be, since it was or its VM has gone on.
@@ -144,7 +155,11 @@ impl SnapshotDir {
             renameat(&self.fd, NEXT, &self.fd, SNAPSHOT)?;
             Ok(fsync(&self.fd)?)
         };
-        written().map_err(SnapshotError::io(self.path_of(SNAPSHOT)))
+        written().map_err(|error| {
+            // What was written of it fills a full disk.
+            let _ = unlinkat(&self.fd, NEXT, AtFlags::empty());
+            SnapshotError::io(self.path_of(SNAPSHOT))(error)
+        })
     }
 
     /// Takes a directory that exists, if it is empty.

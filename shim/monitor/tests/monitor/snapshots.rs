@@ -346,6 +346,8 @@ pub fn resume_waits_for_a_snapshot_that_can_be_told() {
         description.display()
     );
     assert!(error.message().starts_with(&wanted), "{}", error.message());
+    let wanted = format!(": remove {}", directory.display());
+    assert!(error.message().ends_with(&wanted), "{}", error.message());
     assert!(source.status().paused);
     fs::write(&description, kept).unwrap();
     f.wait(source.client.resume(ResumeRequest {})).unwrap();

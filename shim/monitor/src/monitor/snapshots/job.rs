@@ -22,7 +22,8 @@ use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tracing::{info, warn};
 
-use super::{FragileSnapshot, ProgressSender, SnapshotOrder, SnapshotSources};
+use super::fragile::FragileSnapshot;
+use super::{ProgressSender, SnapshotOrder, SnapshotSources};
 use crate::monitor::disks::GrowthLock;
 use crate::monitor::handle::VMM_TIMEOUT;
 use crate::monitor::vm::RunningVmm;
@@ -155,10 +156,7 @@ impl SnapshotJob {
             Ok((dir, outside, sizes_stay)) => {
                 let paused = self.is_paused().await;
                 info!(directory, paused, "snapshot made");
-                let fragile = (!outside.is_empty()).then(|| FragileSnapshot {
-                    dir,
-                    _sizes_stay: sizes_stay,
-                });
+                let fragile = (!outside.is_empty()).then(|| FragileSnapshot::new(dir, sizes_stay));
                 let done = SnapshotDone { paused, outside };
                 (Ok(of(Progress::Done(done))), fragile)
             }

@@ -4,6 +4,7 @@
 //! VM does not go on must know when it does.
 
 mod abort;
+mod fragile;
 mod handle;
 mod job;
 
@@ -15,18 +16,18 @@ use std::sync::Arc;
 use husk_proto::shim::v1::SnapshotProgress;
 use husk_proto::vmm::v1::ResumeRequest;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::spawn_blocking;
 use tonic::Status;
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::disks::{DisksHandle, GrowthLock};
+use super::disks::DisksHandle;
 use super::handle::VMM_TIMEOUT;
 use super::interfaces::InterfacesHandle;
 use super::vm::RunningVmm;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
-use crate::snapshot::{SnapshotDir, SnapshotError};
+use crate::snapshot::SnapshotError;
 use abort::{AbortSender, abortable_progress};
+use fragile::{FragileSnapshot, FragileSnapshots};
 use handle::SnapshotCommand;
 use job::SnapshotJob;
 
@@ -65,14 +66,6 @@ pub(super) struct SnapshotSources {
 /// Nothing is sent: the channel ends when all is removed.
 pub(super) type RemovalGuard = mpsc::Sender<Infallible>;
 
-/// A snapshot that can be restored only if the VM does not go on.
-#[derive(Clone)]
-struct FragileSnapshot {
-    dir: Arc<SnapshotDir>,
-    /// A volume outside of the snapshot must not change, so its image grows only when the VM goes on.
-    _sizes_stay: GrowthLock,
-}
-
 /// The snapshot that is being made. Its result: a snapshot that must know when the VM goes on.
 type RunningJob = Pin<Box<dyn Future<Output = Option<FragileSnapshot>> + Send>>;
 
@@ -84,7 +77,7 @@ pub(super) struct SnapshotsActor {
     /// Callers that wait for the end of the snapshot, after which the VM goes on.
     resume_waiters: Vec<oneshot::Sender<Result<(), VmError>>>,
     /// Snapshots of this pause.
-    fragile: Vec<FragileSnapshot>,
+    fragile: FragileSnapshots,
 }
 
 impl SnapshotsActor {
@@ -96,7 +89,7 @@ impl SnapshotsActor {
             job: None,
             abort: None,
             resume_waiters: Vec::new(),
-            fragile: Vec::new(),
+            fragile: FragileSnapshots::default(),
         };
         (actor, SnapshotsHandle::new(sender))
     }
@@ -171,12 +164,7 @@ impl SnapshotsActor {
             return Err(VmError::wrong_state(text));
         }
         let mut vmm = self.running()?;
-        let fragile = self.fragile.clone();
-        if !fragile.is_empty() {
-            let marked = spawn_blocking(move || mark_resumed(&fragile)).await;
-            marked.map_err(|error| VmError::internal(error.to_string()))??;
-            self.fragile.clear();
-        }
+        self.fragile.tell().await?;
         call_within(VMM_TIMEOUT, vmm.client.resume(ResumeRequest::default())).await?;
         Ok(())
     }
@@ -185,34 +173,6 @@ impl SnapshotsActor {
         let running = self.sources.vmm.borrow().clone();
         running.ok_or_else(VmError::not_running)
     }
-}
-
-/// Records in snapshots that their VM goes on. Blocks.
-fn mark_resumed(snapshots: &[FragileSnapshot]) -> Result<(), VmError> {
-    for FragileSnapshot { dir: snapshot, .. } in snapshots {
-        match snapshot.mark_resumed() {
-            Ok(()) => info!(
-                directory = %snapshot.path().display(),
-                "the snapshot cannot be restored any more, since its VM goes on"
-            ),
-            Err(SnapshotError::Consumed {
-                directory, volume, ..
-            }) => {
-                let text = format!(
-                    "the snapshot {} was restored, and volume {volume:?} belongs to that VM now: end this one with \
-                     `husk stop --force`",
-                    directory.display()
-                );
-                return Err(VmError::wrong_state(text));
-            }
-            Err(error) => {
-                let text = format!("the VM may not go on before its snapshot knows: {error}");
-                warn!(text, "not resumed");
-                return Err(VmError::wrong_state(text));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Returns the result of the snapshot that is being made. Never completes if there is none.

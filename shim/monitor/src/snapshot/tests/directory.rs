@@ -184,6 +184,32 @@ fn one_of_many_restores_a_snapshot() {
 }
 
 #[test]
+fn snapshot_that_cannot_be_marked_is_removed_when_its_vm_goes_on() {
+    let (_home, path) = home();
+    let dir = make(&path, &with_data_outside());
+    let (description, next) = (path.join("snapshot.json"), path.join("snapshot.json.new"));
+    // As on a full disk, the next description cannot be written.
+    fs::create_dir_all(next.join("full")).unwrap();
+    assert!(said(dir.mark_consumed(), &path).starts_with("SNAP/snapshot.json: "));
+    assert_eq!(read(&path).unwrap().consumed, None);
+    dir.mark_resumed().unwrap();
+    assert!(!description.exists());
+    assert!(said(read(&path), &path).starts_with("SNAP is not a complete snapshot"));
+    // Neither can be done.
+    fs::create_dir_all(description.join("full")).unwrap();
+    assert!(said(dir.mark_resumed(), &path).starts_with("SNAP/snapshot.json: it is not a regular file"));
+}
+
+#[test]
+fn nothing_is_left_of_a_description_that_does_not_get_its_place() {
+    let (_home, path) = home();
+    let new = NewSnapshot::create(&path).unwrap();
+    fs::create_dir_all(path.join("snapshot.json/full")).unwrap();
+    assert!(said(new.complete(&snapshot()), &path).starts_with("SNAP/snapshot.json: "));
+    assert!(!path.join("snapshot.json.new").exists());
+}
+
+#[test]
 fn mark_follows_the_directory() {
     let (home, path) = home();
     let dir = make(&path, &with_data_outside());
