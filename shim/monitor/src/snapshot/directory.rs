@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, ResolveFlags, flock, fsync, openat, openat2, renameat,
-    unlinkat,
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, ResolveFlags, fsync, openat, openat2, renameat, unlinkat,
 };
-use rustix::io::Errno;
 use tracing::warn;
 
 use super::error::SnapshotError;
 use super::format::{LIMIT, MEMORY, SNAPSHOT, STATE, Snapshot, now};
+use super::lock::{LockAnswer, try_lock, warn_of};
 
 /// The next description, until it takes the place of the present one.
 const NEXT: &str = "snapshot.json.new";
@@ -184,10 +183,14 @@ impl SnapshotDir {
         let fd = openat(&self.fd, ".", flags, Mode::empty()).map_err(SnapshotError::io(&self.path))?;
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(fd),
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(AGAIN),
-                Err(Errno::WOULDBLOCK) => return Err(SnapshotError::InUse(self.path.clone())),
+            match try_lock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(LockAnswer::Locked) => return Ok(fd),
+                Ok(LockAnswer::Held) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+                Ok(LockAnswer::Held) => return Err(SnapshotError::InUse(self.path.clone())),
+                Ok(LockAnswer::Unsupported(error)) => {
+                    warn_of(&self.path, error);
+                    return Ok(fd);
+                }
                 Err(error) => return Err(SnapshotError::io(&self.path)(error)),
             }
         }

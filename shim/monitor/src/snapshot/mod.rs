@@ -20,6 +20,7 @@ mod disks;
 mod error;
 mod format;
 mod interfaces;
+mod lock;
 mod open_disk_refs;
 mod restore;
 

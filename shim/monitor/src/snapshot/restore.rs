@@ -5,13 +5,13 @@ use std::path::Path;
 
 use husk_vmi::VmPlan;
 use husk_volumes::{SavedBase, SavedImage, SavedVolume};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::fs::FlockOperation;
 
 use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::format::{BaseContent, DiskContent, MEMORY, STATE, Snapshot, SnapshotImage};
 use super::interfaces::PluggedInterface;
+use super::lock::{LockAnswer, lock_for_one, try_lock, writable};
 
 /// An open snapshot.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct OpenSnapshot {
     pub(crate) dir: SnapshotDir,
     pub(crate) snapshot: Snapshot,
     pub(crate) state: File,
-    /// Locked until its last descriptor is closed, which is the VMM's.
+    /// Locked until its last descriptor is closed, which is the VMM's. Only where it must be for that, it is writable.
     pub(crate) memory: File,
 }
 
@@ -31,15 +31,20 @@ impl OpenSnapshot {
         snapshot.check_restorable(directory)?;
         let state = sized(&dir, STATE, snapshot.state_bytes)?;
         let memory = sized(&dir, MEMORY, snapshot.memory_bytes)?;
-        let lock = match snapshot.unsaved_volumes().is_empty() {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
+        let path = dir.path_of(MEMORY);
+        let memory = match snapshot.unsaved_volumes().is_empty() {
+            // Where this is not possible, nobody has the exclusive lock either.
+            true => match try_lock(&memory, FlockOperation::NonBlockingLockShared) {
+                Ok(LockAnswer::Held) => Ok(None),
+                Ok(LockAnswer::Locked | LockAnswer::Unsupported(_)) => Ok(Some(memory)),
+                Err(error) => Err(error),
+            },
+            false => lock_for_one(memory, &path, writable, |memory| {
+                try_lock(memory, FlockOperation::NonBlockingLockExclusive)
+            }),
         };
-        match flock(&memory, lock) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(SnapshotError::InUse(directory.to_owned())),
-            Err(error) => return Err(SnapshotError::io(dir.path_of(MEMORY))(error)),
-        }
+        let memory = memory.map_err(SnapshotError::io(path))?;
+        let memory = memory.ok_or_else(|| SnapshotError::InUse(directory.to_owned()))?;
         Ok(OpenSnapshot {
             dir,
             snapshot,
