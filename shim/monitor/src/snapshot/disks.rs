@@ -191,7 +191,7 @@ impl DiskCopies {
     ) -> Result<Option<SnapshotImage>, SnapshotError> {
         let (held, to) = create("disk", disk, image, new)?;
         let from = open(disk, image)?;
-        let shared = reflink(&from, &to).is_ok();
+        let shared = can_share(&from, &to, reflink).map_err(not_copied(&disk.name))?;
         if !shared && !self.full {
             new.remove(&held.file);
             return Ok(None);
@@ -335,6 +335,20 @@ fn create(
     };
     let file = new.file(&held.file)?;
     Ok((held, file))
+}
+
+/// True if `clone` makes the empty file `to` share the extents of an image. It is empty afterwards.
+pub(super) fn can_share(
+    from: &File,
+    to: &File,
+    clone: impl FnOnce(&File, &File) -> io::Result<()>,
+) -> io::Result<bool> {
+    if clone(from, to).is_err() {
+        return Ok(false);
+    }
+    // Up to the real copy, each write of the guest would need a new block.
+    to.set_len(0)?;
+    Ok(true)
 }
 
 /// The error of the copy of a volume's image.

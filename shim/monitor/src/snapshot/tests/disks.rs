@@ -9,7 +9,7 @@ use husk_vmi::{DeviceType, DiskPlan, DiskSource, FileId, VmPlan};
 use husk_volumes::{ImageFormat, ImageHandle, OpenDisk, PathPolicy, ScratchDir, Volumes};
 
 use super::*;
-use crate::snapshot::disks::not_copied;
+use crate::snapshot::disks::{can_share, not_copied};
 use crate::snapshot::format::{BaseContent, DiskContent, SnapshotImage};
 use crate::snapshot::{
     DiskCopies, DiskSet, NewSnapshot, OpenDiskRefs, SavedDisk, SnapshotError, UnsavedVolume,
@@ -211,13 +211,37 @@ fn writable_image_travels_where_extents_can_be_shared() {
     let open = rig.open();
     let mut new = rig.new_snapshot();
     let copies = DiskCopies::prepare(&rig.set(&open.disks), &mut new, false).unwrap();
-    copies.copy(&AtomicBool::new(false), |_, _, _| {}).unwrap();
     let copy = rig.home.path().join("snap/disk-data.img");
+    let before = fs::metadata(&copy).map(|file| file.len());
+    copies.copy(&AtomicBool::new(false), |_, _, _| {}).unwrap();
     // This depends on the file system of temporary files.
     match copies.unsaved_volumes().is_empty() {
-        true => assert_eq!(&fs::read(copy).unwrap()[4096..4104], b"data.img"),
+        true => {
+            assert_eq!(before.unwrap(), 0);
+            assert_eq!(&fs::read(copy).unwrap()[4096..4104], b"data.img");
+        }
         false => assert!(!copy.exists()),
     }
+}
+
+#[test]
+fn no_extent_is_shared_before_the_copy() {
+    let image = || {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"data", 0).unwrap();
+        file
+    };
+    // A file system with reflinks.
+    let clone = |from: &File, to: &File| {
+        let mut content = [0; 4];
+        from.read_exact_at(&mut content, 0)?;
+        to.write_all_at(&content, 0)
+    };
+    let to = tempfile::tempfile().unwrap();
+    assert!(can_share(&image(), &to, clone).unwrap());
+    assert_eq!(to.metadata().unwrap().len(), 0);
+    let refused = |_: &File, _: &File| Err(rustix::io::Errno::XDEV.into());
+    assert!(!can_share(&image(), &to, refused).unwrap());
 }
 
 #[test]
