@@ -147,7 +147,9 @@ impl SnapshotDir {
             return Err(SnapshotError::invalid(&self.path, reason));
         }
         let written = || -> io::Result<()> {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK;
+            // One that is there may be another user's, or have other names.
+            let _ = unlinkat(&self.fd, NEXT, AtFlags::empty());
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
             let mut file = File::from(self.at(NEXT, flags, Mode::RUSR | Mode::WUSR)?);
             file.write_all(&text)?;
             file.sync_all()?;
@@ -163,17 +165,37 @@ impl SnapshotDir {
 
     /// Takes a directory that exists, if it is empty.
     fn take_over(&self) -> io::Result<Found> {
-        for entry in Dir::read_from(&self.fd)? {
-            if ![c".", c".."].contains(&entry?.file_name()) {
-                return Ok(Found::Files);
-            }
+        self.take_over_with(|| {})
+    }
+
+    /// The same. `meanwhile` is called before the directory is private.
+    pub(super) fn take_over_with(&self, meanwhile: impl FnOnce()) -> io::Result<Found> {
+        // The mode of a directory with files stays.
+        if !self.is_empty()? {
+            return Ok(Found::Files);
         }
         let directory = File::from(self.fd.try_clone()?);
-        if directory.metadata()?.uid() != rustix::process::geteuid().as_raw() {
+        let metadata = directory.metadata()?;
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Ok(Found::Foreign);
         }
+        meanwhile();
         directory.set_permissions(fs::Permissions::from_mode(0o700))?;
+        // From here on nobody else makes files in it.
+        if !self.is_empty()? {
+            directory.set_permissions(metadata.permissions())?;
+            return Ok(Found::Files);
+        }
         Ok(Found::Empty)
+    }
+
+    fn is_empty(&self) -> io::Result<bool> {
+        for entry in Dir::read_from(&self.fd)? {
+            if ![c".", c".."].contains(&entry?.file_name()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Locks the directory until the result is dropped.
@@ -198,7 +220,8 @@ impl SnapshotDir {
 }
 
 /// A directory that exists.
-enum Found {
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
     Empty,
     Files,
     /// It is another user's.

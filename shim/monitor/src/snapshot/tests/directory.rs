@@ -1,11 +1,12 @@
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::*;
+use crate::snapshot::directory::Found;
 use crate::snapshot::restore::OpenSnapshot;
 use crate::snapshot::{MEMORY, NewSnapshot, STATE, SnapshotDir, SnapshotError, read};
 
@@ -84,6 +85,41 @@ fn directory_that_exists_stays() {
         said(read(Path::new("/proc/self/net")), &path),
         "/proc/self/net is not a snapshot: it has no snapshot.json"
     );
+}
+
+#[test]
+fn file_that_comes_before_the_directory_is_private_is_found() {
+    let (_home, path) = home();
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let dir = SnapshotDir::open(&path).unwrap();
+    let found = dir.take_over_with(|| fs::write(path.join("disk-root.qcow2"), "").unwrap());
+    assert_eq!(found.unwrap(), Found::Files);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o755);
+}
+
+#[test]
+fn foreign_file_does_not_become_the_description() {
+    let (home, path) = home();
+    let foreign = home.path().join("foreign");
+    fs::write(&foreign, "foreign").unwrap();
+    fs::set_permissions(&foreign, fs::Permissions::from_mode(0o666)).unwrap();
+    let next = path.join("snapshot.json.new");
+    let new = NewSnapshot::create(&path).unwrap();
+    fs::hard_link(&foreign, &next).unwrap();
+    new.complete(&snapshot()).unwrap();
+    let is_own = || {
+        let description = fs::metadata(path.join("snapshot.json")).unwrap();
+        assert_eq!(description.permissions().mode() & 0o777, 0o600);
+        assert_ne!(description.ino(), fs::metadata(&foreign).unwrap().ino());
+        assert_eq!(fs::read(&foreign).unwrap(), b"foreign");
+    };
+    is_own();
+    let dir = new.keep();
+    drop(new);
+    fs::hard_link(&foreign, &next).unwrap();
+    dir.mark_resumed().unwrap();
+    is_own();
 }
 
 #[test]
