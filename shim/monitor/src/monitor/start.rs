@@ -31,7 +31,9 @@ use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
 use crate::launch::{RestoreOrder, StartMode};
 use crate::program::Program;
-use crate::snapshot::{MEMORY, OpenDiskRefs, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk};
+use crate::snapshot::{
+    ConsumedSnapshot, MEMORY, OpenDiskRefs, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk,
+};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess};
 
@@ -41,6 +43,8 @@ const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the exit of a VMM that reported an error. A failed boot makes it exit; other errors do not.
 const EXIT_AFTER_ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
+/// Maximum time to record that a snapshot was not used.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 
 /// An error that prevents the start of a VM.
 #[derive(Debug, thiserror::Error)]
@@ -291,21 +295,43 @@ async fn create_and_boot(
         let found = replug.find_slots(&mut connection).await;
         found.map_err(|e| VmmFailure::Call("StartFailed", e))?;
     }
+    let mut used_up = None;
     if let Some(saved) = saved {
         let consumed = tokio::task::spawn_blocking(move || saved.consume()).await;
-        consumed
+        used_up = consumed
             .map_err(|_| VmmFailure::NoAnswer)?
             .map_err(VmmFailure::Snapshot)?;
     }
-    client
-        .boot(BootRequest { paused })
-        .await
-        .map_err(|e| VmmFailure::Call("BootFailed", e))?;
+    if let Err(status) = client.boot(BootRequest { paused }).await {
+        // With this answer nothing of the machine has run. Without one, it may have.
+        if let Some(used_up) = used_up
+            && status.code() == Code::FailedPrecondition
+        {
+            give_back(used_up).await;
+        }
+        return Err(VmmFailure::Call("BootFailed", status));
+    }
     if let Some(replug) = replug {
         let replugged = replug.execute(connection).await;
         replugged.map_err(|e| VmmFailure::Call("StartFailed", e))?;
     }
     Ok(events)
+}
+
+/// Lets a snapshot be restored again that no guest has gone on from.
+async fn give_back(used_up: ConsumedSnapshot) {
+    let directory = used_up.path().display().to_string();
+    let given = tokio::task::spawn_blocking(move || used_up.give_back());
+    let error = match timeout(GIVEN_BACK_WITHIN, given).await {
+        Ok(Ok(Ok(()))) => return,
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "its storage does not answer".to_owned(),
+    };
+    warn!(
+        directory,
+        error, "the snapshot is used up, although no guest has gone on from it"
+    );
 }
 
 /// Sends the files of a saved machine.

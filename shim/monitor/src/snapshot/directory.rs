@@ -135,6 +135,14 @@ impl SnapshotDir {
         self.write(&snapshot)
     }
 
+    /// Takes [`SnapshotDir::mark_consumed`] back.
+    pub(super) fn mark_unconsumed(&self) -> Result<(), SnapshotError> {
+        let _lock = self.lock()?;
+        let mut snapshot = self.read()?;
+        snapshot.consumed = None;
+        self.write(&snapshot)
+    }
+
     /// Writes the description in place of the present one.
     fn write(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         let text = serde_json::to_vec_pretty(snapshot).map_err(io::Error::from);

@@ -34,7 +34,7 @@ pub use format::Snapshot;
 pub(crate) use format::{CHECKSUMS, MEMORY, STATE, SavedDisk, VERSION, now};
 pub(crate) use interfaces::PluggedInterface;
 pub(crate) use open_disk_refs::OpenDiskRefs;
-pub(crate) use restore::OpenSnapshot;
+pub(crate) use restore::{ConsumedSnapshot, OpenSnapshot};
 
 use std::path::Path;
 

@@ -108,12 +108,29 @@ impl OpenSnapshot {
         }
     }
 
-    /// Records that the VM goes on, if that is possible once. Fails if it was done meanwhile. Blocks.
-    pub(crate) fn consume(&self) -> Result<(), SnapshotError> {
-        match self.snapshot.unsaved_volumes().is_empty() {
-            true => Ok(()),
-            false => self.dir.mark_consumed(),
+    /// Records that the VM goes on, if that is possible once: the result can take it back. Fails if it was done
+    /// meanwhile. Blocks.
+    pub(crate) fn consume(self) -> Result<Option<ConsumedSnapshot>, SnapshotError> {
+        if self.snapshot.unsaved_volumes().is_empty() {
+            return Ok(None);
         }
+        self.dir.mark_consumed()?;
+        Ok(Some(ConsumedSnapshot(self.dir)))
+    }
+}
+
+/// A snapshot that can be restored once, and was.
+#[derive(Debug)]
+pub(crate) struct ConsumedSnapshot(SnapshotDir);
+
+impl ConsumedSnapshot {
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Lets it be restored again, because no guest went on from it. Blocks.
+    pub(crate) fn give_back(self) -> Result<(), SnapshotError> {
+        self.0.mark_unconsumed()
     }
 }
 

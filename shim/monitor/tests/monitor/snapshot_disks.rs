@@ -110,6 +110,29 @@ pub fn snapshot_with_a_disk_outside_is_restored_once() {
     f.is_clean(&[source.pids(), restored.pids()].concat());
 }
 
+pub fn restore_without_a_guest_that_ran_does_not_count() {
+    let f = Fixture::new();
+    let mut plan = vm(&f, "demo");
+    plan.disks.push(data(&f));
+    let mut source = f.start(plan).unwrap();
+    let (first, second) = (dir(&f, "first"), dir(&f, "second"));
+    save(&f, &source, &first, false).unwrap();
+    save(&f, &source, &second, false).unwrap();
+    kill(&mut source);
+    for directory in [&first, &first, &second] {
+        let text = refused(restore(&f, directory, "no-kernel"));
+        assert_eq!(text, "disk data: no partition table");
+    }
+    for (directory, name) in [(&first, "dies-booting"), (&second, "half-boots")] {
+        let text = refused(restore(&f, directory, name));
+        assert!(!text.contains("restored already"), "{text}");
+        let text = refused(restore(&f, directory, "demo"));
+        let wanted = format!("{} was restored already at 2", directory.display());
+        assert!(text.starts_with(&wanted), "{text}");
+    }
+    f.is_clean(&source.pids());
+}
+
 /// A disk with an image of 1 MiB in a directory that shares no extents with snapshots.
 fn claim(home: &Path) -> DiskPlan {
     let path = home.join("claim.img");

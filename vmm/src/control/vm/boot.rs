@@ -7,8 +7,9 @@ use std::time::Duration;
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::{self as pb, ExitReason, PauseReason, State};
 use husk_seccomp::{ThreadRole, install};
+use tonic::Status;
 
-use super::{Message, PauseReasons, SoftReboot, Vm, VmExit};
+use super::{Message, PauseReasons, SoftReboot, Vm, VmExit, failed};
 use crate::boot::{BootError, LoadedKernel};
 use crate::control::service::VmmCommand;
 use crate::machine::MachineError;
@@ -100,5 +101,29 @@ impl Vm {
         }));
         tracing::info!(cause, "machine reset");
         Ok(self.boot(self.state == State::Paused).err())
+    }
+}
+
+/// The answer to a boot that failed. The monitor must know of a saved machine that has perhaps run in part.
+pub(super) fn refusal(exit: &VmExit, ran: bool) -> Status {
+    match ran {
+        true => failed(&exit.detail),
+        false => Status::failed_precondition(exit.detail.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn machine_that_ran_in_part_is_told_from_one_that_did_not() {
+        let exit = VmExit::error("vCPU 1 has ended");
+        for (ran, code) in [(false, Code::FailedPrecondition), (true, Code::Internal)] {
+            let status = refusal(&exit, ran);
+            assert_eq!((status.code(), status.message()), (code, "vCPU 1 has ended"));
+        }
     }
 }

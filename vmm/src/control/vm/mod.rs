@@ -297,10 +297,12 @@ impl Vm {
                     let _ = reply.send(Err(wrong_state(self.state)));
                     return None;
                 }
+                let restored = self.running.as_ref().is_some_and(|vm| vm.restored.is_some());
                 match self.boot(paused) {
                     Ok(()) => drop(reply.send(Ok(()))),
                     Err(exit) => {
-                        let _ = reply.send(Err(Status::failed_precondition(exit.detail.clone())));
+                        let ran = restored && self.machine().is_ok_and(|machine| !machine.is_paused());
+                        let _ = reply.send(Err(boot::refusal(&exit, ran)));
                         return Some(exit);
                     }
                 }

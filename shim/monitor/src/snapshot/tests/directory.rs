@@ -186,6 +186,11 @@ fn snapshot_is_shared_unless_a_disk_is_outside() {
     assert!(said(open.mark_consumed(), &path).starts_with("SNAP was restored already at 2"));
     assert!(said(dir.mark_resumed(), &path).starts_with("SNAP was restored already at 2"));
     assert!(!read(&path).unwrap().resumed);
+    open.mark_unconsumed().unwrap();
+    let consumed = OpenSnapshot::open(&path).unwrap().consume().unwrap().unwrap();
+    assert!(said(OpenSnapshot::open(&path), &path).starts_with("SNAP was restored already at 2"));
+    consumed.give_back().unwrap();
+    assert_eq!(read(&path).unwrap(), OpenSnapshot::open(&path).unwrap().snapshot);
 }
 
 #[test]

@@ -260,6 +260,7 @@ impl Vmm for Fake {
             self.end(ExitReason::BootFailed, "disk data: no partition table", 12);
             return Err(Status::failed_precondition("disk data: no partition table"));
         }
+        self.check_boot()?;
         self.guest.lock().unwrap().boots = 1;
         self.say_ports();
         if request.into_inner().paused {

@@ -36,6 +36,17 @@ impl Fake {
         Ok(())
     }
 
+    /// Fails a boot of which the guest may have run a part.
+    pub(super) fn check_boot(&self) -> Result<(), Status> {
+        if has(&self.name(), "dies-booting") {
+            std::process::exit(1);
+        }
+        match has(&self.name(), "half-boots") {
+            true => Err(Status::internal("a vCPU does not run")),
+            false => Ok(()),
+        }
+    }
+
     /// Writes a few bytes to the file while the VM runs.
     pub(super) async fn precopy_file(
         &self,
