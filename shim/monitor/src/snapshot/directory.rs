@@ -143,8 +143,8 @@ impl SnapshotDir {
         self.write(&snapshot)
     }
 
-    /// Writes the description in place of the present one.
-    fn write(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+    /// The text of a description.
+    fn text(&self, snapshot: &Snapshot) -> Result<Vec<u8>, SnapshotError> {
         let text = serde_json::to_vec_pretty(snapshot).map_err(io::Error::from);
         let text = text.map_err(SnapshotError::io(self.path_of(SNAPSHOT)))?;
         if text.len() > LIMIT {
@@ -154,6 +154,12 @@ impl SnapshotDir {
             );
             return Err(SnapshotError::invalid(&self.path, reason));
         }
+        Ok(text)
+    }
+
+    /// Writes the description in place of the present one.
+    fn write(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        let text = self.text(snapshot)?;
         let written = || -> io::Result<()> {
             // One that is there may be another user's, or have other names.
             let _ = unlinkat(&self.fd, NEXT, AtFlags::empty());
@@ -291,6 +297,11 @@ impl NewSnapshot {
     pub(super) fn remove(&mut self, name: &str) {
         self.files.retain(|file| file != name);
         let _ = unlinkat(&self.dir.fd, name, AtFlags::empty());
+    }
+
+    /// Refuses a description that is too large.
+    pub(crate) fn check_size(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        self.dir.text(snapshot).map(drop)
     }
 
     /// Writes the description. The files are synced already. The snapshot is complete then, but still removed unless it

@@ -162,6 +162,7 @@ fn run() -> ExitCode {
         vm_runs_on_unless_it_was_paused,
         resume_waits_for_a_snapshot_that_can_be_told,
         refused_save_leaves_nothing,
+        manifest_that_is_too_large_is_refused_before_the_save,
         vm_goes_on_although_its_resume_fails_once,
         interrupted_snapshot_leaves_nothing,
         shutdown_gives_a_snapshot_up,

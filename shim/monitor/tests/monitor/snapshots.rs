@@ -391,6 +391,26 @@ pub fn refused_save_leaves_nothing() {
     f.is_clean(&vm.pids());
 }
 
+pub fn manifest_that_is_too_large_is_refused_before_the_save() {
+    let f = Fixture::new();
+    // Each number has a line of its own in the description.
+    let config = MonitorConfig {
+        vmi: serde_json::json!({"metadata": {}, "filler": vec![0; 1_500_000]}),
+        ..f.config(vm(&f, "saves-slowly"))
+    };
+    let mut vm = f.start_config(&config).unwrap();
+    let directory = dir(&f, "one");
+    let error = save(&f, &vm, &directory, false).unwrap_err();
+    let wanted = format!(
+        "{}/snapshot.json: it would be larger than 8 MiB",
+        directory.display()
+    );
+    assert!(error.message().starts_with(&wanted), "{}", error.message());
+    assert!(!directory.exists());
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
 /// The VM does not wait for the removal of what was written.
 fn not_removed_at_the_resume(vm: &Vm<'_>) {
     eventually("it is removed later", || {

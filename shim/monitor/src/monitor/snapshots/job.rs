@@ -30,8 +30,8 @@ use crate::monitor::vm::RunningVmm;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::call_within;
 use crate::snapshot::{
-    CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, STATE, SavedDisk, Snapshot, SnapshotDir,
-    UnsavedVolume, VERSION, now,
+    CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, PluggedInterface, STATE, SavedDisk,
+    Snapshot, SnapshotDir, UnsavedVolume, VERSION, now,
 };
 
 /// Interval between two reports of progress.
@@ -197,13 +197,12 @@ impl SnapshotJob {
         let (_disks_stay, sizes_stay, mut set) = self.sources.disks.lock_config().await?;
         let (_interfaces_stay, interfaces) = self.sources.interfaces.lock_config().await?;
         record_interfaces(&mut set.plan, &self.sources.interfaces.list());
-        let plan = set.plan.clone();
-        if plan.vhost_vsock_cid.is_some() {
+        if set.plan.vhost_vsock_cid.is_some() {
             // The VMM would refuse it too, but a live save has copied all memory by then.
             let text = "spec.domain.devices.autoattachVSOCK: a VM with vhost-vsock cannot be saved";
             return Err(VmError::wrong_state(text));
         }
-        let prepared = self.prepare(set).await?;
+        let (prepared, draft) = self.prepare(set, interfaces).await?;
         let PreparedSnapshot { new, files } = self.prepared.insert(prepared).clone();
 
         *held = true;
@@ -238,22 +237,15 @@ impl SnapshotJob {
             false => None,
         };
         let outside = files.copies.unsaved_volumes();
-        let vmi = self.sources.vmi.clone();
         let complete = new.clone();
         let completed = blocking(move || {
             let snapshot = Snapshot {
-                version: VERSION,
-                husk: env!("CARGO_PKG_VERSION").to_owned(),
                 time,
-                plan,
-                vmi: serde_json::Value::clone(&vmi),
                 state_bytes,
                 memory_bytes,
                 disks,
-                interfaces,
-                resumed: false,
-                consumed: None,
                 checksums,
+                ..draft
             };
             Ok(new.complete(&snapshot)?)
         });
@@ -265,8 +257,12 @@ impl SnapshotJob {
         })
     }
 
-    /// Makes the directory and its empty files.
-    async fn prepare(&self, set: DiskSet) -> Result<PreparedSnapshot, VmError> {
+    /// Makes the directory and its empty files, and drafts the description.
+    async fn prepare(
+        &self,
+        set: DiskSet,
+        interfaces: Vec<PluggedInterface>,
+    ) -> Result<(PreparedSnapshot, Snapshot), VmError> {
         let SnapshotOrder {
             directory,
             resume,
@@ -274,22 +270,40 @@ impl SnapshotJob {
             copy_disks,
             live: _,
         } = self.order.clone();
+        let vmi = self.sources.vmi.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
             let copies = DiskCopies::prepare(&set, &mut new, copy_disks)?;
             if resume && let Some(outside) = copies.unsaved_volumes().first() {
                 return Err(VmError::wrong_state(resume_refusal(outside, &directory)));
             }
+            let draft = Snapshot {
+                version: VERSION,
+                husk: env!("CARGO_PKG_VERSION").to_owned(),
+                time: 0,
+                plan: set.plan,
+                vmi: serde_json::Value::clone(&vmi),
+                state_bytes: 0,
+                memory_bytes: 0,
+                disks: copies.describe()?,
+                interfaces,
+                resumed: false,
+                consumed: None,
+                checksums: None,
+            };
+            // Not after all has been copied.
+            new.check_size(&draft)?;
             let files = SnapshotFiles {
                 state: new.file(STATE)?,
                 memory: new.file(MEMORY)?,
                 checksums: checksums.then(|| new.file(CHECKSUMS)).transpose()?,
                 copies,
             };
-            Ok(PreparedSnapshot {
+            let prepared = PreparedSnapshot {
                 files: Arc::new(files),
                 new: Arc::new(new),
-            })
+            };
+            Ok((prepared, draft))
         })
         .await
     }
