@@ -134,7 +134,7 @@ fn snapshot_shows_its_steps_and_what_does_not_travel() {
         (
             1,
             "".into(),
-            "error: volume \"data\": /data.img cannot travel\n".into()
+            "error: volume \"data\": /data.img cannot be included in the snapshot\n".into()
         )
     );
     let in_full = ["snapshot", "demo", "/snap", "--resume", "--copy-disks"];

@@ -15,12 +15,12 @@ use crate::vm_ref::VmRef;
 /// Save a VM with its memory into a directory, from which `husk restore` continues it
 ///
 /// The VM is paused while it is saved, and stays paused unless --resume is given. With --live it is paused at the end
-/// only. If the command fails or is interrupted, the VM goes on as before, and what was written is removed.
+/// only. If the command fails or is interrupted, the VM runs as before, and what was written is removed.
 ///
-/// Overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone travel in the snapshot. Images that
-/// are only read must stay where they are. A writable image of a persistentVolumeClaim, dataVolume or hostDisk travels if
-/// DIR is on the same file system and that has reflinks, such as XFS and Btrfs, or with --copy-disks. Otherwise the
-/// snapshot can be restored once, and only if this VM does not go on.
+/// The snapshot includes overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone. Images that
+/// are only read must stay where they are. The writable image of a persistentVolumeClaim, dataVolume or hostDisk is
+/// included if DIR is on the same file system and that has reflinks, such as XFS and Btrfs, or with --copy-disks.
+/// Otherwise the snapshot can be restored once, and only if this VM does not resume.
 ///
 /// DIR holds the guest's secrets, because it holds all of the guest's memory.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long)]
     checksums: bool,
 
-    /// Copy writable images in full where no reflink is possible, so that they travel
+    /// Copy writable images in full where no reflink is possible, so that they are included
     ///
     /// The VM is paused meanwhile. Images and block devices of persistentVolumeClaims, dataVolumes and hostDisks are copied
     /// without their zeros; `shareable` disks, which other VMs may write, are not.
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             asked = signals.next() => {
                 bars.end();
                 eprintln!(
-                    "{vm}: interrupted by {}: the VM goes on as before, and what was written is removed",
+                    "{vm}: interrupted by {}: the VM runs as before, and what was written is removed",
                     asked.name()
                 );
                 return Err(Failure::Ended(asked.status()));

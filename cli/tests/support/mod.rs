@@ -233,7 +233,7 @@ impl Pod for StubMonitor {
             ..
         } = request.into_inner();
         if resume && !copy_disks {
-            let text = "volume \"data\": /data.img cannot travel";
+            let text = "volume \"data\": /data.img cannot be included in the snapshot";
             return Err(tonic::Status::failed_precondition(text));
         }
         let step = |done_bytes| {

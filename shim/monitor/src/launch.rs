@@ -41,7 +41,7 @@ pub struct MonitorConfig {
 
 /// A snapshot that a VM goes on from.
 #[derive(Debug, Clone)]
-pub(crate) struct RestoreOrder {
+pub(crate) struct RestoreOptions {
     pub(crate) directory: PathBuf,
     /// As in [`MonitorConfig`].
     pub(crate) replug_nics: bool,

@@ -6,7 +6,7 @@ use husk_proto::shim::v1::{SnapshotProgress, Status as VmStatus};
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::{mpsc, watch};
 
-use super::snapshots::{SnapshotOrder, SnapshotsHandle};
+use super::snapshots::{SnapshotOptions, SnapshotsHandle};
 use super::status::PAUSED_IO_ERROR;
 use super::vm::{RunningVmm, VmActorHandle};
 use super::vm_error::VmError;
@@ -108,7 +108,7 @@ impl VmHandle {
     /// The VM has ended.
     pub(super) async fn snapshot(
         &self,
-        order: SnapshotOrder,
+        order: SnapshotOptions,
     ) -> Result<mpsc::Receiver<Result<SnapshotProgress, tonic::Status>>, VmError> {
         self.snapshots.make(order).await
     }

@@ -62,7 +62,7 @@ use std::time::Duration;
 use husk_proto::shim::v1::Phase;
 use tracing::error;
 
-use crate::launch::{MonitorConfig, RestoreOrder, StartMode, StartReport};
+use crate::launch::{MonitorConfig, RestoreOptions, StartMode, StartReport};
 use crate::state::{RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
@@ -124,7 +124,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
         replug_nics,
         plugged_disks,
     } = config;
-    let restore = snapshot.map(|directory| RestoreOrder {
+    let restore = snapshot.map(|directory| RestoreOptions {
         directory,
         replug_nics,
         plugged_disks,

@@ -25,7 +25,7 @@ use super::guest_agent::AgentHandle;
 use super::handle::VmHandle;
 use super::interfaces;
 use super::metrics::metrics;
-use super::snapshots::SnapshotOrder;
+use super::snapshots::SnapshotOptions;
 use super::status_stream::{StatusSources, watch_status};
 use super::sync::VmiSync;
 use super::vm_error::VmError;
@@ -278,7 +278,7 @@ impl Pod for Service {
             copy_disks,
             live,
         } = request.into_inner();
-        let order = SnapshotOrder {
+        let order = SnapshotOptions {
             directory: directory.into(),
             resume,
             checksums,

@@ -29,7 +29,7 @@ use super::vmm_connection::VmmConnection;
 use super::vmm_events::VmmEvents;
 use super::vsock::vhost::{self, VhostVsockError};
 use crate::kvm::{self, KvmError};
-use crate::launch::{RestoreOrder, StartMode};
+use crate::launch::{RestoreOptions, StartMode};
 use crate::program::Program;
 use crate::snapshot::{
     ConsumedSnapshot, MEMORY, OpenDiskRefs, OpenSnapshot, STATE, SnapshotError, adapt_copied_disk,
@@ -103,7 +103,7 @@ pub(super) struct StartedVm {
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
-    restore: Option<RestoreOrder>,
+    restore: Option<RestoreOptions>,
     interfaces: &interfaces::InterfacesHandle,
     sockets: GuestSockets,
     publisher: &StatusPublisher,

@@ -33,7 +33,7 @@ use super::vm::{GuestFds, VmActor};
 use super::vsock::vsock_actor;
 use super::{guest_agent, heap, listener, stdio};
 use crate::console::Console;
-use crate::launch::{RestoreOrder, StartMode};
+use crate::launch::{RestoreOptions, StartMode};
 use crate::state::{ClaimedDir, VmDir};
 use crate::vm_environment::VmEnvironment;
 
@@ -52,7 +52,7 @@ pub(super) struct Supervisor {
     /// Ends when nothing of a snapshot is being removed any more.
     removals: mpsc::Receiver<Infallible>,
     /// The snapshot that the VM goes on from.
-    restore: Option<RestoreOrder>,
+    restore: Option<RestoreOptions>,
     interfaces: interfaces::InterfacesHandle,
     /// The guest's end of its console.
     guest: Option<OwnedFd>,
@@ -87,7 +87,7 @@ impl Supervisor {
         vmi: &serde_json::Value,
         dir: &VmDir,
         environment: VmEnvironment,
-        restore: Option<RestoreOrder>,
+        restore: Option<RestoreOptions>,
     ) -> io::Result<Supervisor> {
         stdio::write_json(&dir.plan(), &plan)?;
         stdio::write_json(&dir.vmi(), vmi)?;

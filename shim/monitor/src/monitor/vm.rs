@@ -31,7 +31,7 @@ use super::status::StatusPublisher;
 use super::vm_config::GuestSockets;
 use super::vm_error::VmError;
 use super::vmm_connection::{VmmConnection, call_within};
-use crate::launch::{RestoreOrder, StartMode, StartReport};
+use crate::launch::{RestoreOptions, StartMode, StartReport};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::VmmProcess;
 
@@ -167,7 +167,7 @@ impl VmActor {
     pub(super) async fn run(
         mut self,
         guest: GuestFds,
-        restore: Option<RestoreOrder>,
+        restore: Option<RestoreOptions>,
         mut start_mode: StartMode,
     ) -> FinalStatus {
         let GuestFds {
@@ -394,7 +394,7 @@ impl VmActor {
             let press = async {
                 before.await;
                 if paused {
-                    snapshots.resume_to_end().await?;
+                    snapshots.resume_for_shutdown().await?;
                 }
                 client.shutdown(ShutdownRequest { reboot: false }).await?;
                 Ok::<_, VmError>(())

@@ -342,7 +342,7 @@ pub fn resume_waits_for_a_snapshot_that_can_be_told() {
     fs::write(&description, "{").unwrap();
     let error = f.wait(source.client.resume(ResumeRequest {})).unwrap_err();
     let wanted = format!(
-        "the VM may not go on before its snapshot knows: {}: ",
+        "cannot resume: its once-only snapshot cannot be marked: {}: ",
         description.display()
     );
     assert!(error.message().starts_with(&wanted), "{}", error.message());

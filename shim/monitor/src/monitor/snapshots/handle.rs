@@ -4,7 +4,7 @@ use husk_proto::shim::v1::SnapshotProgress;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
-use super::{ProgressSender, SnapshotOrder};
+use super::{ProgressSender, SnapshotOptions};
 use crate::monitor::vm_error::VmError;
 
 /// Answers that wait for a client.
@@ -18,9 +18,9 @@ pub(in crate::monitor) struct SnapshotsHandle {
 
 #[derive(Debug)]
 pub(super) enum SnapshotCommand {
-    Make(SnapshotOrder, ProgressSender),
+    Make(SnapshotOptions, ProgressSender),
     Resume(oneshot::Sender<Result<(), VmError>>),
-    ResumeToEnd(oneshot::Sender<Result<(), VmError>>),
+    ResumeForShutdown(oneshot::Sender<Result<(), VmError>>),
 }
 
 impl SnapshotsHandle {
@@ -31,10 +31,10 @@ impl SnapshotsHandle {
     /// Makes a snapshot. Its progress and result come from the channel; dropping it ends the snapshot.
     pub(in crate::monitor) async fn make(
         &self,
-        order: SnapshotOrder,
+        options: SnapshotOptions,
     ) -> Result<mpsc::Receiver<Result<SnapshotProgress, Status>>, VmError> {
         let (progress, answers) = mpsc::channel(ANSWERS);
-        let sent = self.mailbox.send(SnapshotCommand::Make(order, progress)).await;
+        let sent = self.mailbox.send(SnapshotCommand::Make(options, progress)).await;
         sent.map_err(|_| VmError::ended())?;
         Ok(answers)
     }
@@ -51,8 +51,8 @@ impl SnapshotsHandle {
     ///
     /// # Errors
     /// A snapshot that can be restored only if the VM does not go on cannot be told.
-    pub(in crate::monitor) async fn resume_to_end(&self) -> Result<(), VmError> {
-        self.ask(SnapshotCommand::ResumeToEnd).await
+    pub(in crate::monitor) async fn resume_for_shutdown(&self) -> Result<(), VmError> {
+        self.ask(SnapshotCommand::ResumeForShutdown).await
     }
 
     async fn ask(

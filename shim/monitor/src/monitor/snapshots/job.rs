@@ -22,8 +22,8 @@ use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tracing::{info, warn};
 
-use super::fragile::FragileSnapshot;
-use super::{ProgressSender, SnapshotOrder, SnapshotSources};
+use super::once_only::OnceOnlySnapshot;
+use super::{ProgressSender, SnapshotOptions, SnapshotSources};
 use crate::monitor::disks::GrowthLock;
 use crate::monitor::handle::VMM_TIMEOUT;
 use crate::monitor::vm::RunningVmm;
@@ -46,7 +46,7 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct SnapshotJob {
     sources: SnapshotSources,
     vmm: RunningVmm,
-    order: SnapshotOrder,
+    options: SnapshotOptions,
     progress: ProgressSender,
     /// Here until the VM goes on. To close and remove it may wait for its storage.
     prepared: Option<PreparedSnapshot>,
@@ -119,13 +119,13 @@ impl SnapshotJob {
     pub(super) fn new(
         sources: SnapshotSources,
         vmm: RunningVmm,
-        order: SnapshotOrder,
+        options: SnapshotOptions,
         progress: ProgressSender,
     ) -> SnapshotJob {
         SnapshotJob {
             sources,
             vmm,
-            order,
+            options,
             progress,
             prepared: None,
         }
@@ -133,16 +133,16 @@ impl SnapshotJob {
 
     /// Makes the snapshot. Returns it if it must know when the VM goes on. If it fails, or nobody reads the progress any
     /// more, the VM goes on as before, and then what was written is removed.
-    pub(super) async fn run(mut self) -> Option<FragileSnapshot> {
+    pub(super) async fn run(mut self) -> Option<OnceOnlySnapshot> {
         let progress = self.progress.clone();
-        let directory = self.order.directory.display().to_string();
+        let directory = self.options.directory.display().to_string();
         let mut held = false;
         let mut made = tokio::select! {
             made = self.make(&mut held) => made,
             () = progress.closed() => Err(VmError::unavailable("the client is gone")),
         };
         // From here on it is not given up: the VM may not go on without its knowledge.
-        if made.is_ok() && !self.order.resume {
+        if made.is_ok() && !self.options.resume {
             // The user's pause follows that for the snapshot without a gap.
             if let Err(error) = self.pause(PauseReason::User).await {
                 made = Err(error);
@@ -152,13 +152,13 @@ impl SnapshotJob {
         if held {
             self.release().await;
         }
-        let (answer, fragile) = match made {
+        let (answer, once_only) = match made {
             Ok((dir, outside, sizes_stay)) => {
                 let paused = self.is_paused().await;
                 info!(directory, paused, "snapshot made");
-                let fragile = (!outside.is_empty()).then(|| FragileSnapshot::new(dir, sizes_stay));
+                let once_only = (!outside.is_empty()).then(|| OnceOnlySnapshot::new(dir, sizes_stay));
                 let done = SnapshotDone { paused, outside };
-                (Ok(of(Progress::Done(done))), fragile)
+                (Ok(of(Progress::Done(done))), once_only)
             }
             Err(error) => {
                 warn!(directory, %error, "the snapshot was not made");
@@ -166,7 +166,7 @@ impl SnapshotJob {
             }
         };
         self.close(answer);
-        fragile
+        once_only
     }
 
     /// Closes what is left of the snapshot, and removes it unless it is kept. Then the client gets its answer. Neither the
@@ -174,7 +174,7 @@ impl SnapshotJob {
     fn close(self, answer: Result<SnapshotProgress, tonic::Status>) {
         let SnapshotJob {
             sources: SnapshotSources { removing, .. },
-            order: SnapshotOrder { directory, .. },
+            options: SnapshotOptions { directory, .. },
             progress,
             prepared,
             ..
@@ -206,13 +206,13 @@ impl SnapshotJob {
         let PreparedSnapshot { new, files } = self.prepared.insert(prepared).clone();
 
         *held = true;
-        if self.order.live {
+        if self.options.live {
             self.precopy(&files.memory).await?;
         }
         self.pause(PauseReason::Snapshot).await?;
         self.save(&files).await?;
         let disks = self.copy(files.clone()).await?;
-        if self.order.resume {
+        if self.options.resume {
             // All that the guest can change has been copied.
             self.resume().await?;
             *held = false;
@@ -232,7 +232,7 @@ impl SnapshotJob {
             ))
         });
         let (state_bytes, memory_bytes, time) = synced.await?;
-        let checksums = match self.order.checksums {
+        let checksums = match self.options.checksums {
             true => self.sum(new.dir(), files.clone(), disks.clone()).await?,
             false => None,
         };
@@ -263,13 +263,13 @@ impl SnapshotJob {
         set: DiskSet,
         interfaces: Vec<PluggedInterface>,
     ) -> Result<(PreparedSnapshot, Snapshot), VmError> {
-        let SnapshotOrder {
+        let SnapshotOptions {
             directory,
             resume,
             checksums,
             copy_disks,
             live: _,
-        } = self.order.clone();
+        } = self.options.clone();
         let vmi = self.sources.vmi.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
@@ -335,7 +335,7 @@ impl SnapshotJob {
                 return;
             }
             if !matches!(error, VmError::WrongState(_)) && !std::mem::replace(&mut warned, true) {
-                warn!(%error, "the VM does not go on after a snapshot: trying again");
+                warn!(%error, "the resume after a snapshot failed: trying again");
             }
             sleep(interval).await;
             interval = AGAIN_AT_MOST.min(interval * 2);
@@ -362,11 +362,11 @@ impl SnapshotJob {
         let request = SaveRequest {
             state: Some(state),
             memory: Some(memory),
-            precopied: self.order.live,
+            precopied: self.options.live,
         };
         let steps = self.vmm.client.save(request).await;
         let steps = steps.map_err(|status| self.save_error(status))?;
-        let name = if self.order.live {
+        let name = if self.options.live {
             "rest of memory"
         } else {
             "memory"
@@ -403,7 +403,7 @@ impl SnapshotJob {
         let fault = named.find_map(|(prefix, name)| Some((message.strip_prefix(prefix)?, name)));
         match fault {
             Some((fault, name)) => {
-                let path = self.order.directory.join(name);
+                let path = self.options.directory.join(name);
                 VmError::wrong_state(format!("{}: {fault}", path.display()))
             }
             None => status.into(),
@@ -449,10 +449,10 @@ fn resume_refusal(outside: &UnsavedVolume, directory: &Path) -> String {
     match outside.shareable {
         true => format!(
             "volume {volume:?}: {path} is not in a snapshot, because it is `shareable` and other VMs may write to it, so \
-             the VM may not go on after the snapshot: leave out --resume"
+             the VM must stay paused after the snapshot: leave out --resume"
         ),
         false => format!(
-            "volume {volume:?}: {path} cannot be copied in an instant into {}, so the VM may not go on after the \
+            "volume {volume:?}: {path} cannot be copied in an instant into {}, so the VM must stay paused after the \
              snapshot: copy it in full with --copy-disks, leave out --resume, or put image and snapshot on one file \
              system with reflinks, such as XFS or Btrfs",
             directory.display()

@@ -4,9 +4,9 @@
 //! VM does not go on must know when it does.
 
 mod abort;
-mod fragile;
 mod handle;
 mod job;
+mod once_only;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -27,15 +27,15 @@ use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 use crate::snapshot::SnapshotError;
 use abort::{AbortSender, abortable_progress};
-use fragile::{FragileSnapshot, FragileSnapshots};
 use handle::SnapshotCommand;
 use job::SnapshotJob;
+use once_only::{OnceOnlySnapshot, OnceOnlySnapshots};
 
 pub(super) use handle::SnapshotsHandle;
 
 /// A snapshot to make.
 #[derive(Debug, Clone)]
-pub(super) struct SnapshotOrder {
+pub(super) struct SnapshotOptions {
     /// Its directory.
     pub(super) directory: PathBuf,
     /// The VM goes on afterwards, unless it was paused before.
@@ -67,7 +67,7 @@ pub(super) struct SnapshotSources {
 pub(super) type RemovalGuard = mpsc::Sender<Infallible>;
 
 /// The snapshot that is being made. Its result: a snapshot that must know when the VM goes on.
-type RunningJob = Pin<Box<dyn Future<Output = Option<FragileSnapshot>> + Send>>;
+type RunningJob = Pin<Box<dyn Future<Output = Option<OnceOnlySnapshot>> + Send>>;
 
 pub(super) struct SnapshotsActor {
     sources: SnapshotSources,
@@ -77,7 +77,7 @@ pub(super) struct SnapshotsActor {
     /// Callers that wait for the end of the snapshot, after which the VM goes on.
     resume_waiters: Vec<oneshot::Sender<Result<(), VmError>>>,
     /// Snapshots of this pause.
-    fragile: FragileSnapshots,
+    once_only: OnceOnlySnapshots,
 }
 
 impl SnapshotsActor {
@@ -89,7 +89,7 @@ impl SnapshotsActor {
             job: None,
             abort: None,
             resume_waiters: Vec::new(),
-            fragile: FragileSnapshots::default(),
+            once_only: OnceOnlySnapshots::default(),
         };
         (actor, SnapshotsHandle::new(sender))
     }
@@ -99,14 +99,14 @@ impl SnapshotsActor {
         loop {
             tokio::select! {
                 command = self.mailbox.recv() => match command {
-                    Some(SnapshotCommand::Make(order, progress)) => self.make(order, progress).await,
+                    Some(SnapshotCommand::Make(options, progress)) => self.make(options, progress).await,
                     Some(SnapshotCommand::Resume(reply)) => drop(reply.send(self.resume().await)),
-                    Some(SnapshotCommand::ResumeToEnd(reply)) => self.resume_to_end(reply).await,
+                    Some(SnapshotCommand::ResumeForShutdown(reply)) => self.resume_for_shutdown(reply).await,
                     None => std::future::pending().await,
                 },
                 made = finished(&mut self.job) => {
                     self.job = None;
-                    self.fragile.extend(made);
+                    self.once_only.extend(made);
                     if !self.resume_waiters.is_empty() {
                         let resumed = self.resume().await;
                         for reply in self.resume_waiters.drain(..) {
@@ -118,19 +118,19 @@ impl SnapshotsActor {
         }
     }
 
-    async fn make(&mut self, order: SnapshotOrder, progress: ProgressSender) {
+    async fn make(&mut self, options: SnapshotOptions, progress: ProgressSender) {
         let refusal = if self.job.is_some() {
             VmError::wrong_state("a snapshot of the VM is being made already: wait until it is complete")
-        } else if !order.directory.is_absolute() {
+        } else if !options.directory.is_absolute() {
             VmError::invalid_argument(format!(
                 "directory: {} is not an absolute path",
-                order.directory.display()
+                options.directory.display()
             ))
         } else {
             match self.running() {
                 Ok(vmm) => {
                     let (progress, abort, forward) = abortable_progress(progress);
-                    let job = SnapshotJob::new(self.sources.clone(), vmm, order, progress);
+                    let job = SnapshotJob::new(self.sources.clone(), vmm, options, progress);
                     // Ends by itself when the job has given its last answer, or is dropped.
                     tokio::spawn(forward);
                     self.abort = Some(abort);
@@ -144,7 +144,7 @@ impl SnapshotsActor {
     }
 
     /// Lets a paused VM go on that is to end.
-    async fn resume_to_end(&mut self, reply: oneshot::Sender<Result<(), VmError>>) {
+    async fn resume_for_shutdown(&mut self, reply: oneshot::Sender<Result<(), VmError>>) {
         if self.job.is_none() {
             return drop(reply.send(self.resume().await));
         }
@@ -164,7 +164,7 @@ impl SnapshotsActor {
             return Err(VmError::wrong_state(text));
         }
         let mut vmm = self.running()?;
-        self.fragile.tell().await?;
+        self.once_only.mark_resumed().await?;
         call_within(VMM_TIMEOUT, vmm.client.resume(ResumeRequest::default())).await?;
         Ok(())
     }
@@ -176,7 +176,7 @@ impl SnapshotsActor {
 }
 
 /// Returns the result of the snapshot that is being made. Never completes if there is none.
-async fn finished(job: &mut Option<RunningJob>) -> Option<FragileSnapshot> {
+async fn finished(job: &mut Option<RunningJob>) -> Option<OnceOnlySnapshot> {
     match job {
         Some(job) => job.await,
         None => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! Snapshots that can be restored only if their VM does not go on.
+//! Once-only snapshots: they can be restored only if their VM does not resume.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,57 +11,57 @@ use crate::monitor::disks::GrowthLock;
 use crate::monitor::vm_error::VmError;
 use crate::snapshot::{SnapshotDir, SnapshotError};
 
-/// Maximum time for the storage of the snapshots to record that their VM goes on.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum time to mark the snapshots.
+const MARKED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A snapshot that can be restored only if the VM does not go on.
+/// A snapshot that can be restored only if the VM does not resume.
 #[derive(Clone)]
-pub(super) struct FragileSnapshot {
+pub(super) struct OnceOnlySnapshot {
     dir: Arc<SnapshotDir>,
-    /// A volume outside of the snapshot must not change, so its image grows only when the VM goes on.
+    /// A volume outside of the snapshot must not change, so its image grows only when the VM resumes.
     _sizes_stay: GrowthLock,
 }
 
-impl FragileSnapshot {
-    pub(super) fn new(dir: Arc<SnapshotDir>, sizes_stay: GrowthLock) -> FragileSnapshot {
-        FragileSnapshot {
+impl OnceOnlySnapshot {
+    pub(super) fn new(dir: Arc<SnapshotDir>, sizes_stay: GrowthLock) -> OnceOnlySnapshot {
+        OnceOnlySnapshot {
             dir,
             _sizes_stay: sizes_stay,
         }
     }
 }
 
-/// Those of one pause.
+/// The once-only snapshots of one pause.
 #[derive(Default)]
-pub(super) struct FragileSnapshots {
-    snapshots: Vec<FragileSnapshot>,
-    /// Tells the first ones. Returns their number. On storage that hangs it outlives the resume that began it.
-    telling: Option<JoinHandle<Result<usize, VmError>>>,
+pub(super) struct OnceOnlySnapshots {
+    snapshots: Vec<OnceOnlySnapshot>,
+    /// Marks the first ones, and returns their number. On storage that hangs it outlives the resume that began it.
+    marking: Option<JoinHandle<Result<usize, VmError>>>,
 }
 
-impl FragileSnapshots {
-    pub(super) fn extend(&mut self, made: Option<FragileSnapshot>) {
+impl OnceOnlySnapshots {
+    pub(super) fn extend(&mut self, made: Option<OnceOnlySnapshot>) {
         self.snapshots.extend(made);
     }
 
-    /// Records in all of them that their VM goes on, and forgets them.
+    /// Marks all of them as unusable, because their VM resumes, and forgets them.
     ///
     /// # Errors
-    /// One cannot be told, so the VM may not go on.
-    pub(super) async fn tell(&mut self) -> Result<(), VmError> {
-        let deadline = Instant::now() + TOLD_WITHIN;
+    /// One cannot be marked, so the VM must not resume.
+    pub(super) async fn mark_resumed(&mut self) -> Result<(), VmError> {
+        let deadline = Instant::now() + MARKED_WITHIN;
         while !self.snapshots.is_empty() {
-            let is_new = self.telling.is_none();
-            let telling = self.telling.get_or_insert_with(|| {
+            let is_new = self.marking.is_none();
+            let marking = self.marking.get_or_insert_with(|| {
                 let snapshots = self.snapshots.clone();
                 spawn_blocking(move || mark_resumed(&snapshots))
             });
-            let Ok(told) = timeout_at(deadline, telling).await else {
+            let Ok(marked) = timeout_at(deadline, marking).await else {
                 return Err(self.hang());
             };
-            self.telling = None;
-            match told {
-                Ok(Ok(told)) => drop(self.snapshots.drain(..told)),
+            self.marking = None;
+            match marked {
+                Ok(Ok(marked)) => drop(self.snapshots.drain(..marked)),
                 // That was the answer to another resume.
                 _ if !is_new => {}
                 Ok(Err(error)) => return Err(error),
@@ -76,23 +76,23 @@ impl FragileSnapshots {
         let paths = self.snapshots.iter().map(|snapshot| snapshot.dir.path());
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let text = format!(
-            "the VM may not go on before its snapshot knows, but the storage of {} has not answered within {} s: try \
-             again when it does, or end the VM with `husk stop --force`",
+            "cannot resume: its once-only snapshot must be marked first, but the storage of {} has not answered within \
+             {} s: try again when it does, or end the VM with `husk stop --force`",
             paths.join(", "),
-            TOLD_WITHIN.as_secs()
+            MARKED_WITHIN.as_secs()
         );
         warn!(text, "not resumed");
         VmError::wrong_state(text)
     }
 }
 
-/// Records in snapshots that their VM goes on, and returns their number. Blocks.
-fn mark_resumed(snapshots: &[FragileSnapshot]) -> Result<usize, VmError> {
-    for FragileSnapshot { dir: snapshot, .. } in snapshots {
+/// Marks snapshots as unusable, and returns their number. Blocks.
+fn mark_resumed(snapshots: &[OnceOnlySnapshot]) -> Result<usize, VmError> {
+    for OnceOnlySnapshot { dir: snapshot, .. } in snapshots {
         match snapshot.mark_resumed() {
             Ok(()) => info!(
                 directory = %snapshot.path().display(),
-                "the snapshot cannot be restored any more, since its VM goes on"
+                "the snapshot is unusable now, because its VM resumes"
             ),
             Err(SnapshotError::Consumed {
                 directory, volume, ..
@@ -105,8 +105,8 @@ fn mark_resumed(snapshots: &[FragileSnapshot]) -> Result<usize, VmError> {
                 return Err(VmError::wrong_state(text));
             }
             Err(error) => {
-                let mut text = format!("the VM may not go on before its snapshot knows: {error}");
-                // That error names its own way out.
+                let mut text = format!("cannot resume: its once-only snapshot cannot be marked: {error}");
+                // That error names its own remedy.
                 if !matches!(error, SnapshotError::InUse(_)) {
                     text += &format!(": remove {}", snapshot.path().display());
                 }
@@ -130,16 +130,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let dir = Arc::new(SnapshotDir::open(directory.path()).unwrap());
         let (answer, answered) = oneshot::channel();
-        let mut fragile = FragileSnapshots::default();
-        fragile.extend(Some(FragileSnapshot::new(dir, GrowthLock::default())));
-        fragile.telling = Some(tokio::spawn(async { answered.await.unwrap() }));
-        let told = timeout(TOLD_WITHIN * 2, fragile.tell()).await.unwrap();
-        let text = told.unwrap_err().to_string();
+        let mut once_only = OnceOnlySnapshots::default();
+        once_only.extend(Some(OnceOnlySnapshot::new(dir, GrowthLock::default())));
+        once_only.marking = Some(tokio::spawn(async { answered.await.unwrap() }));
+        let marked = timeout(MARKED_WITHIN * 2, once_only.mark_resumed())
+            .await
+            .unwrap();
+        let text = marked.unwrap_err().to_string();
         let wanted = format!("the storage of {} has not answered", directory.path().display());
         assert!(text.contains(&wanted), "{text}");
         // Another resume asks again when it answers. This one finds no snapshot any more, which needs no mark.
         answer.send(Err(VmError::internal("late"))).unwrap();
-        fragile.tell().await.unwrap();
-        assert!(fragile.snapshots.is_empty());
+        once_only.mark_resumed().await.unwrap();
+        assert!(once_only.snapshots.is_empty());
     }
 }
