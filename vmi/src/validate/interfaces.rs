@@ -153,7 +153,7 @@ fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
     }
     let mut seen = HashSet::new();
     if !private.iter().all(|option| seen.insert(option.option)) {
-        let text = "Diagnostics Duplicates: you have provided duplicate DHCPPrivateOptions";
+        let text = "Found Duplicates: you have provided duplicate DHCPPrivateOptions";
         errors.push(FieldError::invalid(&field, text));
     }
 }

@@ -114,7 +114,7 @@ fn interface_settings() {
         text,
     );
     let twice = json!([{"option": 240, "value": "x"}, {"option": 240, "value": "y"}]);
-    let text = "Diagnostics Duplicates: you have provided duplicate DHCPPrivateOptions";
+    let text = "Found Duplicates: you have provided duplicate DHCPPrivateOptions";
     refused(&options(json!({"privateOptions": twice})), INVALID, &field, text);
     assert_eq!(
         faults(&with(&nic(
