@@ -199,9 +199,10 @@ impl Stores<'_> {
         if words[0] != "get" {
             return Ok(text);
         }
-        // A note names a file that cannot be read.
-        let (notes, lines): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with("warning: "));
-        ensure!(notes.iter().all(|note| note.contains(BROKEN)), "{notes:?}");
+        // A warning names a file that cannot be read.
+        let (warnings, lines): (Vec<_>, Vec<_>) =
+            text.lines().partition(|line| line.starts_with("warning: "));
+        ensure!(warnings.iter().all(|line| line.contains(BROKEN)), "{warnings:?}");
         Ok(lines.join("\n"))
     }
 }

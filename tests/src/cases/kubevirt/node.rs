@@ -130,7 +130,7 @@ fn leave(c: &KubeVirt<'_>) -> Result<()> {
     c.virtctl(&["stop", NEW])?.ok()?;
     c.until("vm", NEW, ".status.printableStatus", "Stopped")?;
     // With a VM on it the node keeps its shim, beyond the time after which the agent would remove it.
-    c.until_events(&node, &["waiting for the end of default/old before"])?;
+    c.until_events(&node, &["stop the VMIs default/old first"])?;
     std::thread::sleep(REMOVAL);
     ensure!(!versions(c)?.is_empty(), "removed under a VM");
     c.virtctl(&["stop", OLD])?.ok()?;

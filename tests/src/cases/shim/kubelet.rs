@@ -103,9 +103,9 @@ fn run(ctx: &TestContext) -> Result<()> {
     });
     ctx.part("refused", || {
         let mut pod = pod("sidecar", "button");
-        let helper = json!({"name": "helper", "image": "localhost/husk/busybox:1", "imagePullPolicy": "Never", "command": ["/none"]});
+        let helper = json!({"name": "helper", "image": "localhost/husk/busybox:1", "imagePullPolicy": "Never", "command": ["sleep", "60"]});
         pod["spec"]["containers"] = json!([helper]);
-        refused(c, &pod, "helper", "helper")
+        refused(c, &pod, "helper", "helper cannot run: a pod of the runtime class husk is a VM")
     });
     cluster.end_empty(&containerd)?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;

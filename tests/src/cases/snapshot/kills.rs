@@ -40,7 +40,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let seed = seed()?;
     println!("the seed of the moments: {seed}");
     let mut moments = Rng::with_seed(seed);
-    // On another file system than the snapshots: the disk does not travel.
+    // On another file system than the snapshots: the disk is not included.
     let image = PathBuf::from(format!("/dev/shm/husk-kills-{}.img", std::process::id()));
     File::create(&image)?.set_len(8 << 20)?;
     for kind in KINDS {
