@@ -176,7 +176,8 @@ async fn open(state: OwnedFd, memory: OwnedFd) -> Result<(SavedVm, MemoryFile), 
 }
 
 /// Starts to write a VM's files on blocking threads. The stream has the progress. It ends when all is written, or with
-/// an error. If it is dropped, the threads stop, and the VM may resume before that.
+/// an error. If it is dropped, the threads stop. The VM may resume before they have ended, but not before they
+/// read no guest memory and the disks are written back.
 pub(super) async fn write(
     captured: CapturedVm,
     files: SaveFiles,

@@ -72,12 +72,12 @@ impl Transfer {
 
     /// Waits for `writers`, and reports the progress. Stops them after an error.
     ///
-    /// If nobody takes the reports, it stops them and does not wait: they may hang in a write to storage that does not
-    /// answer. `gate` is closed then, so they read no memory any more.
+    /// If nobody takes the reports, it stops them and closes `gate`, so they read no memory any more. It does not wait
+    /// for them otherwise: they may hang in a write to storage that does not answer.
     pub(super) async fn finish(
         &self,
         mut writers: JoinSet<Result<(), Status>>,
-        gate: &CopyGate,
+        gate: &Arc<CopyGate>,
         reports: &ProgressSender,
     ) -> Result<(), Status> {
         let mut result = Ok(());
@@ -100,8 +100,9 @@ impl Transfer {
                 _ = ticks.tick() => drop(reports.try_send(Ok(self.progress()))),
                 () = reports.closed() => {
                     self.stop();
-                    gate.close();
-                    return result;
+                    // A read under way may wait for the file that a restored VM's memory is in.
+                    let gate = gate.clone();
+                    return blocking(move || gate.close()).await.and(result);
                 }
             }
         }
@@ -139,7 +140,7 @@ mod tests {
 
     #[tokio::test]
     async fn writers_that_hang_are_left_when_nobody_reads() {
-        let (transfer, gate) = (Transfer::default(), CopyGate::default());
+        let (transfer, gate) = (Transfer::default(), Arc::<CopyGate>::default());
         let (reports, mut read) = mpsc::channel(1);
         let mut writers = JoinSet::new();
         let (storage_answers, hangs) = blocking_mpsc::channel::<()>();
@@ -161,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn writers_are_waited_for_while_somebody_reads() {
-        let (transfer, gate) = (Transfer::default(), CopyGate::default());
+        let (transfer, gate) = (Transfer::default(), Arc::<CopyGate>::default());
         let (reports, _read) = mpsc::channel(1);
         let mut writers = JoinSet::new();
         let (done, ends) = blocking_mpsc::channel();

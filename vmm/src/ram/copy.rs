@@ -21,7 +21,7 @@ const CHUNK: u64 = 2 << 20;
 /// Granularity of holes, in bytes.
 const BLOCK: usize = 16 << 10;
 
-/// A part of guest memory and its place in the file.
+/// A chunk of guest memory, and its place in the file.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     address: GuestAddress,
@@ -131,8 +131,8 @@ impl MemoryCopy {
         self.bytes
     }
 
-    /// Copies chunks until no chunk is left, the gate is closed, or `go_on` returns false. It is called with the bytes of
-    /// each chunk that was copied.
+    /// Copies chunks until no chunk is left, the gate is closed, or `go_on` returns false. It is called with the bytes
+    /// of each chunk that was copied.
     ///
     /// # Errors
     /// The file cannot be written.

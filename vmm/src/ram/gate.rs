@@ -2,7 +2,7 @@
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-/// Stops a copy of guest memory that is made while the VM runs: each read needs a guard of the gate, and a closed gate
+/// Stops a copy of guest memory: each read needs a guard of the gate, and a closed gate
 /// gives none.
 #[derive(Debug, Default)]
 pub struct CopyGate(RwLock<bool>);
@@ -14,7 +14,8 @@ impl CopyGate {
         (!*closed).then_some(closed)
     }
 
-    /// Closes the gate. Returns when the reads under way have ended: they copy from memory to memory.
+    /// Closes the gate. Returns when the reads under way have ended. Blocks: the memory of a restored VM may
+    /// have to be read from its file.
     pub fn close(&self) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = true;
     }

@@ -104,7 +104,8 @@ impl Vm {
     }
 }
 
-/// The answer to a boot that failed. The monitor must know of a saved machine that has perhaps run in part.
+/// The answer to a boot that failed. Internal if a restored machine may have begun to run (`ran`): its snapshot must
+/// not be used again then.
 pub(super) fn refusal(exit: &VmExit, ran: bool) -> Status {
     match ran {
         true => failed(&exit.detail),
