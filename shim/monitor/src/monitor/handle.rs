@@ -108,9 +108,9 @@ impl VmHandle {
     /// The VM has ended.
     pub(super) async fn snapshot(
         &self,
-        order: SnapshotOptions,
+        options: SnapshotOptions,
     ) -> Result<mpsc::Receiver<Result<SnapshotProgress, tonic::Status>>, VmError> {
-        self.snapshots.make(order).await
+        self.snapshots.make(options).await
     }
 
     /// Resets the machine.

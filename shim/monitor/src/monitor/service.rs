@@ -278,14 +278,14 @@ impl Pod for Service {
             copy_disks,
             live,
         } = request.into_inner();
-        let order = SnapshotOptions {
+        let options = SnapshotOptions {
             directory: directory.into(),
             resume,
             checksums,
             copy_disks,
             live,
         };
-        let progress = self.vm.snapshot(order).await?;
+        let progress = self.vm.snapshot(options).await?;
         Ok(Response::new(ReceiverStream::new(progress)))
     }
 

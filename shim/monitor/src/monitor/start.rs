@@ -44,7 +44,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the exit of a VMM that reported an error. A failed boot makes it exit; other errors do not.
 const EXIT_AFTER_ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 /// Maximum time to record that a snapshot was not used.
-const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
+const UNMARK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An error that prevents the start of a VM.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +98,7 @@ pub(super) struct StartedVm {
     pub(super) disks: StartedDisks,
 }
 
-/// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it, or lets it go on from a
+/// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it, or resumes it from a
 /// snapshot, with other NICs if that is wanted. If the future is dropped, the VMM is killed.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
@@ -247,7 +247,7 @@ enum VmmFailure {
     /// The VMM has not answered any call.
     NoAnswer,
     Send(SendError),
-    /// The snapshot was restored meanwhile, or its VM has gone on.
+    /// The snapshot was restored meanwhile, or its VM has resumed.
     Snapshot(SnapshotError),
     /// A call failed: the reason for the status, and the error.
     Call(&'static str, Status),
@@ -295,19 +295,19 @@ async fn create_and_boot(
         let found = replug.find_slots(&mut connection).await;
         found.map_err(|e| VmmFailure::Call("StartFailed", e))?;
     }
-    let mut used_up = None;
+    let mut consumed = None;
     if let Some(saved) = saved {
-        let consumed = tokio::task::spawn_blocking(move || saved.consume()).await;
-        used_up = consumed
+        let marked = tokio::task::spawn_blocking(move || saved.consume()).await;
+        consumed = marked
             .map_err(|_| VmmFailure::NoAnswer)?
             .map_err(VmmFailure::Snapshot)?;
     }
     if let Err(status) = client.boot(BootRequest { paused }).await {
-        // With this answer nothing of the machine has run. Without one, it may have.
-        if let Some(used_up) = used_up
+        // This code says that no vCPU has run. After any other error one may have.
+        if let Some(consumed) = consumed
             && status.code() == Code::FailedPrecondition
         {
-            give_back(used_up).await;
+            unmark(consumed).await;
         }
         return Err(VmmFailure::Call("BootFailed", status));
     }
@@ -318,11 +318,11 @@ async fn create_and_boot(
     Ok(events)
 }
 
-/// Lets a snapshot be restored again that no guest has gone on from.
-async fn give_back(used_up: ConsumedSnapshot) {
-    let directory = used_up.path().display().to_string();
-    let given = tokio::task::spawn_blocking(move || used_up.give_back());
-    let error = match timeout(GIVEN_BACK_WITHIN, given).await {
+/// Lets a snapshot be restored again whose guest did not run.
+async fn unmark(consumed: ConsumedSnapshot) {
+    let directory = consumed.path().display().to_string();
+    let unmarked = tokio::task::spawn_blocking(move || consumed.unmark());
+    let error = match timeout(UNMARK_TIMEOUT, unmarked).await {
         Ok(Ok(Ok(()))) => return,
         Ok(Ok(Err(error))) => error.to_string(),
         Ok(Err(error)) => error.to_string(),
@@ -330,7 +330,7 @@ async fn give_back(used_up: ConsumedSnapshot) {
     };
     warn!(
         directory,
-        error, "the snapshot is used up, although no guest has gone on from it"
+        error, "the snapshot stays marked as restored, although its guest did not run"
     );
 }
 

@@ -39,7 +39,7 @@ use crate::vm_environment::VmEnvironment;
 
 /// Maximum time for clients to read the final status.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time to remove what is left of a snapshot that was not made, before this process may end.
+/// Maximum time that the end of the VM waits for the removal of an unfinished snapshot.
 const REMOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum size of a message, in bytes: a manifest with its envelope.
 pub(super) const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
@@ -49,7 +49,7 @@ pub(super) struct Supervisor {
     vm: VmActor,
     disks: DisksActor,
     snapshots: SnapshotsActor,
-    /// Ends when nothing of a snapshot is being removed any more.
+    /// Closed once no snapshot is being made or removed.
     removals: mpsc::Receiver<Infallible>,
     /// The snapshot that the VM goes on from.
     restore: Option<RestoreOptions>,
@@ -232,7 +232,9 @@ impl Supervisor {
             "the VM ended"
         );
         if timeout(REMOVED_WITHIN, self.removals.recv()).await.is_err() {
-            warn!("the storage of a snapshot does not answer: what was written of it may be left");
+            warn!(
+                "the storage of a snapshot does not answer: the unfinished snapshot was perhaps not removed"
+            );
         }
         self.interfaces.close().await;
         (final_status, self.status_server)

@@ -402,7 +402,7 @@ impl VmActor {
             match timeout(PRESS_WITHIN, press).await {
                 Ok(Ok(())) => info!("power button pressed"),
                 Ok(Err(error)) => warn!(%error, "the power button could not be pressed"),
-                Err(_) => warn!("the VMM did not press the power button in time"),
+                Err(_) => warn!("the power button was not pressed in time"),
             }
         });
     }

@@ -33,7 +33,8 @@ enum Source<S> {
     Ended,
 }
 
-/// The events of one VMM. If this process falls behind, some are lost; it subscribes again, and is told what holds then.
+/// The events of one VMM. If this process falls behind, some are lost; it subscribes again, and is told what holds
+/// then.
 pub(super) struct VmmEvents<S = Streaming<Event>> {
     source: Source<S>,
     subscribe: Box<dyn Fn() -> Subscription<S> + Send>,

@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::error::SnapshotError;
 use super::format::{LIMIT, MEMORY, SNAPSHOT, STATE, Snapshot, now};
-use super::lock::{LockAnswer, try_lock, warn_of};
+use super::lock::{LockAnswer, try_lock, warn_not_locked};
 
 /// The next description, until it takes the place of the present one.
 const NEXT: &str = "snapshot.json.new";
@@ -100,8 +100,8 @@ impl SnapshotDir {
         }
     }
 
-    /// Records that the VM goes on, or removes the description where that cannot be written. Does nothing if the snapshot
-    /// was removed.
+    /// Marks the snapshot as unusable because its VM resumes. If the mark cannot be written, removes the description.
+    /// Does nothing if the snapshot was removed.
     pub(crate) fn mark_resumed(&self) -> Result<(), SnapshotError> {
         let _lock = self.lock()?;
         let file = match self.regular(SNAPSHOT) {
@@ -117,7 +117,7 @@ impl SnapshotDir {
         let Err(error) = self.write(&snapshot) else {
             return Ok(());
         };
-        // Nobody restores a snapshot without it, and there is room for that on a full disk.
+        // A snapshot without it is refused, and a removal needs no free space.
         if unlinkat(&self.fd, SNAPSHOT, AtFlags::empty()).is_err() || fsync(&self.fd).is_err() {
             return Err(error);
         }
@@ -126,7 +126,7 @@ impl SnapshotDir {
         Ok(())
     }
 
-    /// Records that the snapshot is restored. Fails if it cannot be, since it was or its VM has gone on.
+    /// Records that the snapshot is restored. Fails if it cannot be, since it was or its VM has resumed.
     pub(super) fn mark_consumed(&self) -> Result<(), SnapshotError> {
         let _lock = self.lock()?;
         let mut snapshot = self.read()?;
@@ -161,7 +161,7 @@ impl SnapshotDir {
     fn write(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
         let text = self.text(snapshot)?;
         let written = || -> io::Result<()> {
-            // One that is there may be another user's, or have other names.
+            // An existing file may belong to another user or be a hard link.
             let _ = unlinkat(&self.fd, NEXT, AtFlags::empty());
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
             let mut file = File::from(self.at(NEXT, flags, Mode::RUSR | Mode::WUSR)?);
@@ -171,7 +171,7 @@ impl SnapshotDir {
             Ok(fsync(&self.fd)?)
         };
         written().map_err(|error| {
-            // What was written of it fills a full disk.
+            // It takes space that a full disk needs.
             let _ = unlinkat(&self.fd, NEXT, AtFlags::empty());
             SnapshotError::io(self.path_of(SNAPSHOT))(error)
         })
@@ -224,7 +224,7 @@ impl SnapshotDir {
                 Ok(LockAnswer::Held) if Instant::now() < deadline => std::thread::sleep(AGAIN),
                 Ok(LockAnswer::Held) => return Err(SnapshotError::InUse(self.path.clone())),
                 Ok(LockAnswer::Unsupported(error)) => {
-                    warn_of(&self.path, error);
+                    warn_not_locked(&self.path, error);
                     return Ok(fd);
                 }
                 Err(error) => return Err(SnapshotError::io(&self.path)(error)),

@@ -82,8 +82,8 @@ struct ImageCopy {
 }
 
 impl DiskCopies {
-    /// Decides for each disk whether it travels, and creates the files of those that do. With `full`, images that the
-    /// guest writes travel also where they cannot be copied in an instant. Blocks.
+    /// Decides for each disk whether it is included, and creates the files of those that do. With `full`, images that
+    /// the guest writes are included also where they cannot be copied in an instant. Blocks.
     pub(crate) fn prepare(
         set: &DiskSet,
         new: &mut NewSnapshot,
@@ -142,7 +142,7 @@ impl DiskCopies {
                 block_sizes: kept.block_sizes,
             });
         }
-        let travels = if image.is_private().map_err(io)? {
+        let is_included = if image.is_private().map_err(io)? {
             Some(self.held("disk", disk, image, new)?)
         } else if disk.read_only || disk.shareable {
             // The writes of other VMs are not in a copy.
@@ -150,7 +150,7 @@ impl DiskCopies {
         } else {
             self.written(disk, image, new)?
         };
-        Ok(match travels {
+        Ok(match is_included {
             Some(image) => Planned::Held {
                 image,
                 base: None,
@@ -205,7 +205,7 @@ impl DiskCopies {
         Ok(Some(held))
     }
 
-    /// The volumes that are written to and do not travel.
+    /// The volumes that are written to and are not included.
     pub(crate) fn unsaved_volumes(&self) -> Vec<UnsavedVolume> {
         let path = |disk: &PlannedDisk| disk.kept.as_ref().map(|kept| kept.path.display().to_string());
         let outside = self.disks.iter().filter_map(|disk| match disk.content {
@@ -346,7 +346,7 @@ pub(super) fn can_share(
     if clone(from, to).is_err() {
         return Ok(false);
     }
-    // Up to the real copy, each write of the guest would need a new block.
+    // While extents are shared, each write of the guest allocates a new block.
     to.set_len(0)?;
     Ok(true)
 }

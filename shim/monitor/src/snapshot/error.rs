@@ -72,7 +72,7 @@ pub enum SnapshotError {
         /// Offset of the first wrong MiB, in bytes.
         offset: u64,
     },
-    /// The VM that it was made of has gone on.
+    /// The VM that it was made of has resumed.
     #[error(
         "{}: the VM was resumed after this snapshot and may have written to volume {volume:?}, which is not in it: make \
          another snapshot",
@@ -81,7 +81,7 @@ pub enum SnapshotError {
     Resumed {
         /// The directory.
         directory: PathBuf,
-        /// A volume that does not travel.
+        /// A volume that is not included.
         volume: String,
     },
     /// It was restored, and can be once.
@@ -95,7 +95,7 @@ pub enum SnapshotError {
         directory: PathBuf,
         /// Seconds since 1970.
         time: u64,
-        /// A volume that does not travel.
+        /// A volume that is not included.
         volume: String,
     },
     /// Another process changes or uses it.

@@ -52,7 +52,7 @@ pub struct Snapshot {
     /// Interfaces that were plugged while the VM ran.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) interfaces: Vec<PluggedInterface>,
-    /// The VM has gone on. Only recorded if a writable disk is outside.
+    /// The VM has resumed. Only recorded if a writable disk is outside.
     pub(crate) resumed: bool,
     /// When it was restored, in seconds since 1970. Only recorded if a writable disk is outside.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -232,7 +232,7 @@ impl Snapshot {
         self.checksums.as_ref().ok_or_else(none)
     }
 
-    /// Refuses a snapshot that can be restored once, and was, or whose source has gone on.
+    /// Refuses a snapshot that can be restored once, and was, or whose VM has resumed.
     ///
     /// # Errors
     /// It cannot be restored.

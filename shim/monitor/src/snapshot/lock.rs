@@ -1,4 +1,4 @@
-//! Locks of a snapshot's files, on file systems with and without them.
+//! Locks of a snapshot's files, also on file systems that have no locks.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use tracing::warn;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LockAnswer {
     Locked,
-    /// Another has it.
+    /// Another process holds it.
     Held,
     /// The file system does not lock this file.
     Unsupported(Errno),
@@ -42,10 +42,9 @@ pub(super) fn writable(file: &File) -> io::Result<File> {
     reopen(file, OFlags::RDWR).map(File::from)
 }
 
-/// Locks a file, which is open for reading, so that nobody else can. Returns None if another has locked it. Where the
-/// file system locks only a file that is open for writing, `writable` opens it. The result may have no lock: not all
-/// file systems have them.
-pub(super) fn lock_for_one(
+/// Locks a file exclusively; `None` if another process holds the lock. `writable` opens it again where the file system
+/// locks only a file that is open for writing. If the file system has no locks, warns and returns the file unlocked.
+pub(super) fn lock_exclusively(
     file: File,
     path: &Path,
     writable: impl FnOnce(&File) -> io::Result<File>,
@@ -65,12 +64,12 @@ pub(super) fn lock_for_one(
             LockAnswer::Unsupported(other) => error = other,
         }
     }
-    warn_of(path, error);
+    warn_not_locked(path, error);
     Ok(Some(file))
 }
 
 /// Warns that a snapshot is not locked.
-pub(super) fn warn_of(path: &Path, error: Errno) {
+pub(super) fn warn_not_locked(path: &Path, error: Errno) {
     let path = path.display();
     warn!(%path, %error, "the file system does not lock the snapshot: two commands could use it at once");
 }
@@ -108,18 +107,22 @@ mod tests {
             true => try_lock(file, FlockOperation::NonBlockingLockExclusive),
             false => answer(Err(Errno::BADF)),
         };
-        let locked = lock_for_one(reader(), &path, writable, nfs).unwrap().unwrap();
+        let locked = lock_exclusively(reader(), &path, writable, nfs).unwrap().unwrap();
         assert!(is_writable(&locked));
-        assert!(lock_for_one(reader(), &path, writable, nfs).unwrap().is_none());
+        assert!(
+            lock_exclusively(reader(), &path, writable, nfs)
+                .unwrap()
+                .is_none()
+        );
         drop(locked);
         let (file, without) = (reader(), |_: &File| answer(Err(Errno::NOLCK)));
         let descriptor = file.as_raw_fd();
-        let file = lock_for_one(file, &path, denied, nfs).unwrap().unwrap();
-        let file = lock_for_one(file, &path, writable, without).unwrap().unwrap();
+        let file = lock_exclusively(file, &path, denied, nfs).unwrap().unwrap();
+        let file = lock_exclusively(file, &path, writable, without).unwrap().unwrap();
         assert_eq!(file.as_raw_fd(), descriptor, "the file without a lock");
         // The usual file systems lock a file that is open for reading.
         let usual = |file: &File| try_lock(file, FlockOperation::NonBlockingLockExclusive);
-        let file = lock_for_one(file, &path, writable, usual).unwrap().unwrap();
+        let file = lock_exclusively(file, &path, writable, usual).unwrap().unwrap();
         assert!(!is_writable(&file));
     }
 }

@@ -1,15 +1,15 @@
-//! Snapshots of VMs: a directory each, with the machine's state, its memory and the disks that travel.
+//! Snapshots of VMs: a directory each, with the machine's state, its memory and the disks that are included.
 //!
 //! ```text
 //! DIR/snapshot.json      the description (`Snapshot`), written last: without it the snapshot is incomplete
 //!     state.json memory  written by the VMM
-//!     disk-VOLUME.img    an image that travels; .qcow2 is an overlay
+//!     disk-VOLUME.img    an included image; .qcow2 is an overlay
 //!     base-VOLUME.img    the backing image of an overlay, if no path leads to it
 //!     checksums          of the files but snapshot.json, if they were asked for
 //! ```
 //!
 //! The files are never written again, and VMs that go on from the snapshot keep them open. Only snapshot.json is
-//! replaced: it says that the source has gone on, or that a snapshot which can be restored once was restored.
+//! replaced: it says that the VM has resumed, or that a snapshot which can be restored once was restored.
 
 mod check;
 mod checksums;

@@ -11,7 +11,7 @@ use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::format::{BaseContent, DiskContent, MEMORY, STATE, Snapshot, SnapshotImage};
 use super::interfaces::PluggedInterface;
-use super::lock::{LockAnswer, lock_for_one, try_lock, writable};
+use super::lock::{LockAnswer, lock_exclusively, try_lock, writable};
 
 /// An open snapshot.
 #[derive(Debug)]
@@ -19,7 +19,8 @@ pub(crate) struct OpenSnapshot {
     pub(crate) dir: SnapshotDir,
     pub(crate) snapshot: Snapshot,
     pub(crate) state: File,
-    /// Locked until its last descriptor is closed, which is the VMM's. Only where it must be for that, it is writable.
+    /// Locked until its last descriptor is closed, which is the VMM's. Writable only where the file system needs that
+    /// for an exclusive lock (NFS).
     pub(crate) memory: File,
 }
 
@@ -39,7 +40,7 @@ impl OpenSnapshot {
                 Ok(LockAnswer::Locked | LockAnswer::Unsupported(_)) => Ok(Some(memory)),
                 Err(error) => Err(error),
             },
-            false => lock_for_one(memory, &path, writable, |memory| {
+            false => lock_exclusively(memory, &path, writable, |memory| {
                 try_lock(memory, FlockOperation::NonBlockingLockExclusive)
             }),
         };
@@ -108,7 +109,7 @@ impl OpenSnapshot {
         }
     }
 
-    /// Records that the VM goes on, if that is possible once: the result can take it back. Fails if it was done
+    /// Marks a once-only snapshot as restored; the result can undo that. Fails if it was restored, or its VM resumed,
     /// meanwhile. Blocks.
     pub(crate) fn consume(self) -> Result<Option<ConsumedSnapshot>, SnapshotError> {
         if self.snapshot.unsaved_volumes().is_empty() {
@@ -119,7 +120,7 @@ impl OpenSnapshot {
     }
 }
 
-/// A snapshot that can be restored once, and was.
+/// A once-only snapshot that is marked as restored.
 #[derive(Debug)]
 pub(crate) struct ConsumedSnapshot(SnapshotDir);
 
@@ -128,8 +129,8 @@ impl ConsumedSnapshot {
         self.0.path()
     }
 
-    /// Lets it be restored again, because no guest went on from it. Blocks.
-    pub(crate) fn give_back(self) -> Result<(), SnapshotError> {
+    /// Lets it be restored again, because its guest did not run. Blocks.
+    pub(crate) fn unmark(self) -> Result<(), SnapshotError> {
         self.0.mark_unconsumed()
     }
 }

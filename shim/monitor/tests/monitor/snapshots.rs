@@ -38,7 +38,7 @@ pub fn data(f: &Fixture) -> DiskPlan {
     }
 }
 
-/// A VM with disks of all kinds that travel.
+/// A VM with disks of all kinds that are included.
 pub fn vm(f: &Fixture, name: &str) -> VmPlan {
     let mut plan = plan(name);
     plan.scsi = Some(ScsiController { queues: 1 });
@@ -342,7 +342,7 @@ pub fn resume_waits_for_a_snapshot_that_can_be_told() {
     fs::write(&description, "{").unwrap();
     let error = f.wait(source.client.resume(ResumeRequest {})).unwrap_err();
     let wanted = format!(
-        "cannot resume: its once-only snapshot cannot be marked: {}: ",
+        "cannot resume: the VM's once-only snapshot cannot be marked as unusable: {}: ",
         description.display()
     );
     assert!(error.message().starts_with(&wanted), "{}", error.message());

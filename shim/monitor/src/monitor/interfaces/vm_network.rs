@@ -66,7 +66,7 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// The remedy of an error, or nothing.
+/// What to do about an error; empty if there is nothing.
 fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
         NetworkFault::NicNotFound(_) if place.is_empty() => {

@@ -17,13 +17,14 @@ use husk_proto::vmm::v1::{
     State,
 };
 use husk_vmi::VmPlan;
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tracing::{info, warn};
 
 use super::once_only::OnceOnlySnapshot;
-use super::{ProgressSender, SnapshotOptions, SnapshotSources};
+use super::{ProgressSender, RemovalGuard, SnapshotOptions, SnapshotSources};
 use crate::monitor::disks::GrowthLock;
 use crate::monitor::handle::VMM_TIMEOUT;
 use crate::monitor::vm::RunningVmm;
@@ -31,7 +32,7 @@ use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::call_within;
 use crate::snapshot::{
     CHECKSUMS, Checksums, DiskCopies, DiskSet, MEMORY, NewSnapshot, PluggedInterface, STATE, SavedDisk,
-    Snapshot, SnapshotDir, UnsavedVolume, VERSION, now,
+    Snapshot, UnsavedVolume, VERSION, now,
 };
 
 /// Interval between two reports of progress.
@@ -39,7 +40,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// First interval between attempts to let the VM go on after a save that was interrupted. It doubles up to the last.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(1);
-/// Maximum time for what is left of a snapshot to be closed and removed before the client gets its answer.
+/// Maximum time to close the files, and to remove a failed snapshot, before the client gets its answer.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// One snapshot.
@@ -48,16 +49,17 @@ pub(super) struct SnapshotJob {
     vmm: RunningVmm,
     options: SnapshotOptions,
     progress: ProgressSender,
-    /// Here until the VM goes on. To close and remove it may wait for its storage.
+    /// Closed and removed only after the VM has resumed, because both may wait for storage.
     prepared: Option<PreparedSnapshot>,
 }
 
-/// A snapshot that is being made. Dropped, its files are closed before they are removed: NFS would keep them under other
-/// names.
+/// A snapshot that is being made. When the last clone is dropped, the files are first closed, then removed: NFS renames
+/// an open file instead of removing it. Both block.
 #[derive(Clone)]
 struct PreparedSnapshot {
     files: Arc<SnapshotFiles>,
     new: Arc<NewSnapshot>,
+    _removing: RemovalGuard,
 }
 
 /// The open files of a snapshot.
@@ -72,7 +74,7 @@ struct SnapshotFiles {
 /// A snapshot that is complete, but not kept yet.
 struct CompleteSnapshot {
     complete: Arc<NewSnapshot>,
-    /// Volumes that are written to and do not travel.
+    /// Volumes that are written to and are not in the snapshot.
     outside: Vec<String>,
     sizes_stay: GrowthLock,
 }
@@ -169,20 +171,12 @@ impl SnapshotJob {
         once_only
     }
 
-    /// Closes what is left of the snapshot, and removes it unless it is kept. Then the client gets its answer. Neither the
-    /// VM nor the result waits for storage that hangs, or for a client that does not read.
-    fn close(self, answer: Result<SnapshotProgress, tonic::Status>) {
-        let SnapshotJob {
-            sources: SnapshotSources { removing, .. },
-            options: SnapshotOptions { directory, .. },
-            progress,
-            prepared,
-            ..
-        } = self;
-        let closed = spawn_blocking(move || {
-            drop(prepared);
-            drop(removing);
-        });
+    /// Closes the snapshot's files, and removes them unless the snapshot is kept. Then the client gets its answer.
+    /// Neither the VM nor the result waits for storage that hangs, or for a client that does not read.
+    fn close(mut self, answer: Result<SnapshotProgress, tonic::Status>) {
+        let prepared = self.prepared.take();
+        let (progress, directory) = (self.progress.clone(), self.options.directory.clone());
+        let closed = spawn_blocking(move || drop(prepared));
         tokio::spawn(async move {
             if timeout(CLOSED_WITHIN, closed).await.is_err() {
                 warn!(directory = %directory.display(), "the storage of the snapshot does not answer");
@@ -203,41 +197,36 @@ impl SnapshotJob {
             return Err(VmError::wrong_state(text));
         }
         let (prepared, draft) = self.prepare(set, interfaces).await?;
-        let PreparedSnapshot { new, files } = self.prepared.insert(prepared).clone();
+        let prepared = self.prepared.insert(prepared).clone();
+        let files = &prepared.files;
 
         *held = true;
         if self.options.live {
             self.precopy(&files.memory).await?;
         }
         self.pause(PauseReason::Snapshot).await?;
-        self.save(&files).await?;
-        let disks = self.copy(files.clone()).await?;
+        self.save(files).await?;
+        let disks = self.copy(prepared.clone()).await?;
         if self.options.resume {
             // All that the guest can change has been copied.
             self.resume().await?;
             *held = false;
         }
 
-        let synced = files.clone();
+        let synced = prepared.clone();
         let synced = blocking(move || {
+            let files = &synced.files;
             let bytes = |name, file: &File| {
                 let bytes = file.sync_all().and_then(|()| Ok(file.metadata()?.len()));
                 bytes.map_err(|error| VmError::wrong_state(format!("{name}: {error}")))
             };
-            synced.copies.sync()?;
-            Ok((
-                bytes(STATE, &synced.state)?,
-                bytes(MEMORY, &synced.memory)?,
-                now(),
-            ))
+            files.copies.sync()?;
+            Ok((bytes(STATE, &files.state)?, bytes(MEMORY, &files.memory)?, now()))
         });
         let (state_bytes, memory_bytes, time) = synced.await?;
-        let checksums = match self.options.checksums {
-            true => self.sum(new.dir(), files.clone(), disks.clone()).await?,
-            false => None,
-        };
+        let checksums = self.sum(prepared.clone(), disks.clone()).await?;
         let outside = files.copies.unsaved_volumes();
-        let complete = new.clone();
+        let complete = prepared.new.clone();
         let completed = blocking(move || {
             let snapshot = Snapshot {
                 time,
@@ -247,7 +236,7 @@ impl SnapshotJob {
                 checksums,
                 ..draft
             };
-            Ok(new.complete(&snapshot)?)
+            Ok(prepared.new.complete(&snapshot)?)
         });
         completed.await?;
         Ok(CompleteSnapshot {
@@ -271,6 +260,7 @@ impl SnapshotJob {
             live: _,
         } = self.options.clone();
         let vmi = self.sources.vmi.clone();
+        let removing = self.sources.removing.clone();
         blocking(move || {
             let mut new = NewSnapshot::create(&directory)?;
             let copies = DiskCopies::prepare(&set, &mut new, copy_disks)?;
@@ -302,6 +292,7 @@ impl SnapshotJob {
             let prepared = PreparedSnapshot {
                 files: Arc::new(files),
                 new: Arc::new(new),
+                _removing: removing,
             };
             Ok((prepared, draft))
         })
@@ -411,15 +402,16 @@ impl SnapshotJob {
     }
 
     /// Copies the images.
-    async fn copy(&self, files: Arc<SnapshotFiles>) -> Result<Vec<SavedDisk>, VmError> {
+    async fn copy(&self, prepared: PreparedSnapshot) -> Result<Vec<SavedDisk>, VmError> {
         let reports = Reports::new(&self.progress);
         let cancel = CancelOnDrop(Arc::default());
         let cancelled = cancel.0.clone();
         let copied = blocking(move || {
-            files.copies.copy(&cancelled, |volume, done, total| {
+            let copies = &prepared.files.copies;
+            copies.copy(&cancelled, |volume, done, total| {
                 reports.step(&format!("volume {volume}"), done, total);
             })?;
-            Ok(files.copies.describe()?)
+            Ok(copies.describe()?)
         });
         copied.await
     }
@@ -427,8 +419,7 @@ impl SnapshotJob {
     /// Writes the checksums, if there is a file for them.
     async fn sum(
         &self,
-        dir: Arc<SnapshotDir>,
-        files: Arc<SnapshotFiles>,
+        prepared: PreparedSnapshot,
         disks: Vec<SavedDisk>,
     ) -> Result<Option<Checksums>, VmError> {
         let reports = Reports::new(&self.progress);
@@ -436,10 +427,20 @@ impl SnapshotJob {
         let cancelled = cancel.0.clone();
         let summed = blocking(move || {
             let report = |done, total| reports.step(CHECKSUMS, done, total);
+            let dir = prepared.new.dir();
             let write = |sums| Checksums::write(&dir, sums, &disks, &cancelled, report);
-            Ok(files.checksums.as_ref().map(write).transpose()?)
+            Ok(prepared.files.checksums.as_ref().map(write).transpose()?)
         });
         summed.await
+    }
+}
+
+impl Drop for SnapshotJob {
+    /// The end of the VM ends its snapshot too. The thread that runs this serves other callers.
+    fn drop(&mut self) {
+        if let (Some(prepared), Ok(runtime)) = (self.prepared.take(), Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(prepared));
+        }
     }
 }
 

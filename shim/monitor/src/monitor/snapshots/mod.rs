@@ -59,11 +59,11 @@ pub(super) struct SnapshotSources {
     pub(super) interfaces: InterfacesHandle,
     /// The metadata of the manifest.
     pub(super) vmi: Arc<serde_json::Value>,
-    /// Cloned while something is removed.
+    /// Each job keeps a clone until its files are removed.
     pub(super) removing: RemovalGuard,
 }
 
-/// Nothing is sent: the channel ends when all is removed.
+/// Never sends: the supervisor waits until all clones are dropped.
 pub(super) type RemovalGuard = mpsc::Sender<Infallible>;
 
 /// The snapshot that is being made. Its result: a snapshot that must know when the VM goes on.
@@ -100,6 +100,9 @@ impl SnapshotsActor {
             tokio::select! {
                 command = self.mailbox.recv() => match command {
                     Some(SnapshotCommand::Make(options, progress)) => self.make(options, progress).await,
+                    // Its caller has given up while the actor waited for storage.
+                    Some(SnapshotCommand::Resume(reply) | SnapshotCommand::ResumeForShutdown(reply))
+                        if reply.is_closed() => {}
                     Some(SnapshotCommand::Resume(reply)) => drop(reply.send(self.resume().await)),
                     Some(SnapshotCommand::ResumeForShutdown(reply)) => self.resume_for_shutdown(reply).await,
                     None => std::future::pending().await,

@@ -35,7 +35,8 @@ impl OnceOnlySnapshot {
 #[derive(Default)]
 pub(super) struct OnceOnlySnapshots {
     snapshots: Vec<OnceOnlySnapshot>,
-    /// Marks the first ones, and returns their number. On storage that hangs it outlives the resume that began it.
+    /// The mark under way. Its result is the number of snapshots that it marked, from the first. If the storage hangs,
+    /// it continues after the resume has failed.
     marking: Option<JoinHandle<Result<usize, VmError>>>,
 }
 
@@ -62,7 +63,7 @@ impl OnceOnlySnapshots {
             self.marking = None;
             match marked {
                 Ok(Ok(marked)) => drop(self.snapshots.drain(..marked)),
-                // That was the answer to another resume.
+                // The error is that of an earlier resume: mark again.
                 _ if !is_new => {}
                 Ok(Err(error)) => return Err(error),
                 Err(error) => return Err(VmError::internal(error.to_string())),
@@ -76,8 +77,9 @@ impl OnceOnlySnapshots {
         let paths = self.snapshots.iter().map(|snapshot| snapshot.dir.path());
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let text = format!(
-            "cannot resume: its once-only snapshot must be marked first, but the storage of {} has not answered within \
-             {} s: try again when it does, or end the VM with `husk stop --force`",
+            "cannot resume: the VM's once-only snapshot must be marked as unusable first, but the storage of {} has not \
+             answered within {} s: try again when it does. If you end the VM with `husk stop --force`, the snapshot may \
+             be unusable too",
             paths.join(", "),
             MARKED_WITHIN.as_secs()
         );
@@ -105,7 +107,9 @@ fn mark_resumed(snapshots: &[OnceOnlySnapshot]) -> Result<usize, VmError> {
                 return Err(VmError::wrong_state(text));
             }
             Err(error) => {
-                let mut text = format!("cannot resume: its once-only snapshot cannot be marked: {error}");
+                let mut text = format!(
+                    "cannot resume: the VM's once-only snapshot cannot be marked as unusable: {error}"
+                );
                 // That error names its own remedy.
                 if !matches!(error, SnapshotError::InUse(_)) {
                     text += &format!(": remove {}", snapshot.path().display());
@@ -139,7 +143,7 @@ mod tests {
         let text = marked.unwrap_err().to_string();
         let wanted = format!("the storage of {} has not answered", directory.path().display());
         assert!(text.contains(&wanted), "{text}");
-        // Another resume asks again when it answers. This one finds no snapshot any more, which needs no mark.
+        // The next resume marks again. The directory has no snapshot.json, so nothing needs a mark.
         answer.send(Err(VmError::internal("late"))).unwrap();
         once_only.mark_resumed().await.unwrap();
         assert!(once_only.snapshots.is_empty());

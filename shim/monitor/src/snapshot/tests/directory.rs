@@ -189,7 +189,7 @@ fn snapshot_is_shared_unless_a_disk_is_outside() {
     open.mark_unconsumed().unwrap();
     let consumed = OpenSnapshot::open(&path).unwrap().consume().unwrap().unwrap();
     assert!(said(OpenSnapshot::open(&path), &path).starts_with("SNAP was restored already at 2"));
-    consumed.give_back().unwrap();
+    consumed.unmark().unwrap();
     assert_eq!(read(&path).unwrap(), OpenSnapshot::open(&path).unwrap().snapshot);
 }
 

@@ -95,7 +95,7 @@ fn outside(volume: &str, path: &Path, shareable: bool) -> UnsavedVolume {
 }
 
 #[test]
-fn images_that_no_path_leads_to_travel() {
+fn images_that_no_path_leads_to_are_included() {
     let mut rig = Rig::new();
     let (root, data, fixed) = (
         rig.image("root.img"),
@@ -204,7 +204,7 @@ fn image_outside_that_the_guest_writes_is_synced() {
 }
 
 #[test]
-fn writable_image_travels_where_extents_can_be_shared() {
+fn writable_image_is_included_where_extents_can_be_shared() {
     let mut rig = Rig::new();
     let data = rig.image("data.img");
     rig.disk("data", DiskSource::File(data), |_| {});
@@ -245,7 +245,7 @@ fn no_extent_is_shared_before_the_copy() {
 }
 
 #[test]
-fn written_image_travels_in_full_on_request() {
+fn written_image_is_included_in_full_on_request() {
     // Another file system than the snapshot's: no extents can be shared.
     let other = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = |name: &str| {
