@@ -37,7 +37,7 @@ pub enum PullError {
     UnknownHost { registry: String },
     #[error("{registry} cannot be reached: {reason}")]
     Unreachable { registry: String, reason: String },
-    #[error("{registry} is not an OCI registry: {reason}")]
+    #[error("unexpected answer from {registry}: {reason}")]
     Registry { registry: String, reason: String },
     #[error("the content that {registry} sent does not match the digest {digest}")]
     Digest { registry: String, digest: String },

@@ -56,7 +56,7 @@ pub async fn pull(
         size: 0,
     };
     let staging = store.stage(&image.digest)?;
-    // Another process may have pulled it meanwhile, or another name stands for it.
+    // Another process may have pulled it meanwhile, or another name refers to it.
     if staging.reuse(&image, &wanted)? {
         staging.abandon();
         return Ok(image);

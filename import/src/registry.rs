@@ -104,7 +104,7 @@ impl<'a> Registry<'a> {
         &self.name
     }
 
-    /// The digest that the name stands for now.
+    /// The digest that the name refers to now.
     ///
     /// # Errors
     /// The registry does not say.

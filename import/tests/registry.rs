@@ -304,7 +304,7 @@ fn a_disk_that_was_wanted_by_its_path_is_not_the_only_one() {
 }
 
 #[test]
-fn refusals_are_one_line_with_the_way_out() {
+fn refusals_are_one_line_with_the_remedy() {
     let code = |code: &str| format!(r#"{{"errors": [{{"code": "{code}", "message": "m\n"}}]}}"#);
     for (status, body, text) in [
         (
@@ -326,9 +326,9 @@ fn refusals_are_one_line_with_the_way_out() {
         (
             "418 Teapot",
             "short\nand stout".into(),
-            "REGISTRY is not an OCI registry: HTTP status 418 short and stout",
+            "unexpected answer from REGISTRY: HTTP status 418 short and stout",
         ),
-        ("200 OK", "[]".into(), "REGISTRY is not an OCI registry"),
+        ("200 OK", "[]".into(), "unexpected answer from REGISTRY"),
     ] {
         let reason = failure(Arc::new(move |_, _, stream| {
             reply(stream, status, "", body.as_bytes())

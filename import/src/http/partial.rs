@@ -79,7 +79,7 @@ impl Validators {
 pub struct Partial<'a> {
     directory: &'a ImportDirectory,
     file: File,
-    have: u64,
+    downloaded: u64,
     checksum: Option<RunningChecksum>,
     validators: Validators,
     /// Of an earlier attempt whose rest no validator has confirmed.
@@ -96,7 +96,7 @@ impl<'a> Partial<'a> {
         let mut partial = Partial {
             directory,
             file: directory.file(Entry::Download)?,
-            have: 0,
+            downloaded: 0,
             checksum: source.checksum.as_ref().map(RunningChecksum::new),
             validators,
             is_unconfirmed: false,
@@ -114,7 +114,7 @@ impl<'a> Partial<'a> {
     /// Finds the length of what is there, and its checksum.
     fn read_all(&mut self) -> Result<(), VolumeError> {
         let path = self.directory.path(Entry::Download);
-        self.have = self.file.seek(SeekFrom::End(0)).map_err(VolumeError::io(&path))?;
+        self.downloaded = self.file.seek(SeekFrom::End(0)).map_err(VolumeError::io(&path))?;
         let Some(checksum) = &mut self.checksum else {
             return Ok(());
         };
@@ -128,9 +128,9 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Bytes that are there.
+    /// Bytes of the file that were downloaded.
     pub fn downloaded(&self) -> u64 {
-        self.have
+        self.downloaded
     }
 
     pub fn validators(&self) -> &Validators {
@@ -139,7 +139,7 @@ impl<'a> Partial<'a> {
 
     /// True if the rest alone can be asked for.
     pub fn can_continue(&self) -> bool {
-        self.have > 0 && (self.validators.if_range().is_some() || self.checksum.is_some())
+        self.downloaded > 0 && (self.validators.if_range().is_some() || self.checksum.is_some())
     }
 
     /// Forgets what is there, and keeps what the server says of what comes.
@@ -152,7 +152,7 @@ impl<'a> Partial<'a> {
             .set_len(0)
             .and_then(|()| self.file.rewind())
             .map_err(VolumeError::io(&path))?;
-        self.have = 0;
+        self.downloaded = 0;
         self.is_unconfirmed = false;
         if let Some(checksum) = &mut self.checksum {
             checksum.restart();
@@ -190,7 +190,7 @@ impl<'a> Partial<'a> {
         self.file
             .write_all(bytes)
             .map_err(self.directory.full_or_io(&path))?;
-        self.have += bytes.len() as u64;
+        self.downloaded += bytes.len() as u64;
         if let Some(checksum) = &mut self.checksum {
             checksum.update(bytes);
         }

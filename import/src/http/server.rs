@@ -111,7 +111,7 @@ impl<'a> Server<'a> {
             }
             url = self.redirected(&url, &response)?;
         }
-        Err(self.redirect(format!("more than {MAX_REDIRECTS} times")))
+        Err(self.redirect(format!("there are more than {MAX_REDIRECTS} redirects")))
     }
 
     /// True for the server of the URL, also if it leads from HTTP to HTTPS.
@@ -132,9 +132,9 @@ impl<'a> Server<'a> {
             .join(location)
             .map_err(|error| self.redirect(error.to_string()))?;
         match (url.scheme(), next.scheme()) {
-            ("https", "http") => Err(self.redirect("without TLS".into())),
+            ("https", "http") => Err(self.redirect("it leads from https to http".into())),
             _ if is_http(&next) => Ok(next),
-            _ => Err(self.redirect("neither by http nor by https".into())),
+            _ => Err(self.redirect("its target is neither http nor https".into())),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::server::{Asked, reply, send, serve, serve_tls};
 use crate::{MIB, content, entries, failed, filled, http, import, request, start_with};
 
 #[test]
-fn refusals_are_one_line_with_the_way_out() {
+fn refusals_are_one_line_with_the_remedy() {
     for (status, text) in [
         (
             "401 Unauthorized",
@@ -147,11 +147,11 @@ fn redirects_end() {
     let directory = tempfile::tempdir().unwrap();
     let source = VolumeSource::Http(http(&format!("http://{name}/a")));
     let reason = failed(directory.path(), source, None);
-    assert!(reason.contains("more than 10 times"), "{reason}");
+    assert!(reason.contains("more than 10 redirects"), "{reason}");
     let name = serve(|_, stream| reply(stream, "302 Found", "location: file:///etc/passwd\r\n", b""));
     let source = VolumeSource::Http(http(&format!("http://{name}/a")));
     let reason = failed(directory.path(), source, None);
-    assert!(reason.contains("neither by http nor by https"), "{reason}");
+    assert!(reason.contains("neither http nor https"), "{reason}");
 }
 
 /// A server's configuration, and the certificate of its authority.
@@ -198,7 +198,7 @@ fn certificates_of_further_authorities_are_trusted() {
     let both = vec![format!("{other}{ca}")];
     let reason = failed(directory.path(), with("/b", both.clone()), None);
     assert!(
-        reason.starts_with("cannot follow the redirect of ") && reason.contains("without TLS"),
+        reason.starts_with("cannot follow the redirect of ") && reason.contains("from https to http"),
         "{reason}"
     );
     assert!(filled(directory.path(), with("/a", both), None) == file);
