@@ -2,6 +2,7 @@
 
 use crate::peers::{Peer, Peers};
 use crate::record::Record;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 /// A case of a benchmark: a VMM in one configuration.
@@ -40,11 +41,22 @@ macro_rules! named_cases {
 }
 pub(crate) use named_cases;
 
-/// The cases to measure, in their own order: all if `only` is empty, but those of peers that are given.
-pub fn chosen<C: BenchCase + ValueEnum>(only: &[C], peers: &Peers) -> Vec<C> {
+/// The cases to measure, in their own order: those of `only`, or, if it is empty, all but those of peers without a
+/// program.
+///
+/// # Errors
+/// A case of `only` needs a program that is not given.
+pub fn chosen<C: BenchCase + ValueEnum>(only: &[C], peers: &Peers) -> Result<Vec<C>> {
+    for case in only {
+        let name = case.name();
+        ensure!(
+            case.is_given(peers),
+            "case {name} needs the program of its VMM: see --help"
+        );
+    }
     let all = C::value_variants().iter().copied();
     let wanted = all.filter(|case| only.is_empty() || only.contains(case));
-    wanted.filter(|case| case.is_given(peers)).collect()
+    Ok(wanted.filter(|case| case.is_given(peers)).collect())
 }
 
 /// Names of all cases, in their own order.
@@ -67,18 +79,21 @@ mod tests {
     #[test]
     fn cases_are_measured_in_their_own_order() {
         let none = Peers::default();
-        let net = chosen::<net::Case>(&[], &none);
+        let net = chosen::<net::Case>(&[], &none).unwrap();
         assert!(net.iter().all(|case| case.peer().is_none()));
-        let net = chosen(&[net::Case::Q35, net::Case::Husk], &none);
+        let net = chosen(&[net::Case::Q35, net::Case::Husk], &none).unwrap();
         assert_eq!(net, [net::Case::Husk, net::Case::Q35]);
-        let disk = chosen::<disk::Case>(&[], &none);
+        let disk = chosen::<disk::Case>(&[], &none).unwrap();
         assert!(disk.iter().all(|case| case.peer().is_none()));
-        let disk = chosen(&[disk::Case::Q35, disk::Case::Husk], &none);
+        let disk = chosen(&[disk::Case::Q35, disk::Case::Husk], &none).unwrap();
         assert_eq!(disk, [disk::Case::Husk, disk::Case::Q35]);
         let all = Peers {
             firecracker: Some("/fc".into()),
             cloud_hypervisor: Some("/ch".into()),
         };
-        assert_eq!(chosen::<disk::Case>(&[], &all), disk::Case::value_variants());
+        let disk = chosen::<disk::Case>(&[], &all).unwrap();
+        assert_eq!(disk, disk::Case::value_variants());
+        let error = chosen(&[disk::Case::Firecracker], &none).unwrap_err().to_string();
+        assert!(error.starts_with("case firecracker needs "), "{error}");
     }
 }

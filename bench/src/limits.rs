@@ -97,7 +97,8 @@ pub fn held(record: &Record, limits: &[Limit]) -> String {
     align(&limits.iter().filter_map(row).collect::<Vec<_>>(), 2)
 }
 
-/// The panel of a metric, with the lowest of the `limits` of the first of the `cases` that have it; nothing if none has.
+/// The panel of a metric, with the lowest of the `limits` of the first of the `cases` that have it; nothing if none
+/// has.
 pub fn panel<S: AsRef<str>>(
     record: &Record,
     limits: &[Limit],

@@ -50,6 +50,7 @@ const CASE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs `cargo xtask bench disk`.
 pub fn run(args: Args) -> Result<()> {
+    let mut cases = cases::chosen(&args.only, &args.peers)?;
     let progress = Progress::on_stderr();
     let qemu_img = tool("qemu-img", "qemu-utils");
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, qemu_img])?;
@@ -61,7 +62,6 @@ pub fn run(args: Args) -> Result<()> {
         (false, false) => (1000, 3000),
     };
     let rounds = args.rounds.unwrap_or(if args.icount { 1 } else { 10 });
-    let mut cases = cases::chosen(&args.only, &args.peers);
     if args.icount {
         // The machine has no qemu-img.
         cases.retain(|case| !case.is_qcow2());

@@ -49,7 +49,7 @@ pub fn run(args: Args) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if short { 1 } else { 5 });
     let plan = Plan {
         sources: Sources::new(IMAGE, "vmlinuz", &[UEVENTS])?,
-        cases: cases::chosen(&args.only, &Peers::default()),
+        cases: cases::chosen(&args.only, &Peers::default())?,
         rounds,
         warmups: if args.icount { 2 } else { 3 },
         additions: if short { 5 } else { 30 },

@@ -57,10 +57,10 @@ const TOOLS: [Tool; 2] = [tool("ip", "iproute2"), tool("ethtool", "ethtool")];
 
 /// Runs `cargo xtask bench net`.
 pub fn run(args: Args) -> Result<()> {
+    let mut cases = cases::chosen(&args.only, &args.peers)?;
     let progress = Progress::on_stderr();
     let [ip, ethtool] = TOOLS;
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU, ip, ethtool])?;
-    let mut cases = cases::chosen(&args.only, &args.peers);
     cases.retain(|case| *case != Case::Floor || args.floor || args.only.contains(case));
     let mut programs = vec![NETLOAD];
     programs.extend(cases.contains(&Case::Floor).then_some(FLOOR_PROGRAM));

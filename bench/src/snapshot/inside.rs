@@ -68,6 +68,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         cases.retain(|case| *case != Case::Q35Mapped);
         message::more((Case::Q35Mapped, "this QEMU has no mapped-ram: it needs 9.0"));
     }
+    ensure!(!cases.is_empty(), "none of the cases can be measured here");
     let bench = Bench { files };
     let attempts = Attempts::new(SPARE);
     if plan.thorough {

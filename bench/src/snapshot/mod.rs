@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
     measure::prepare(&progress, &[IMAGE], &[measure::QEMU])?;
     let plan = Plan {
         sources: Sources::new(IMAGE, "vmlinuz", &[ANSWERS])?,
-        cases: cases::chosen(&args.only, &Peers::default()),
+        cases: cases::chosen(&args.only, &Peers::default())?,
         rounds: if args.quick { 1 } else { args.rounds },
         clones: if args.quick { FEW } else { args.clones },
         thorough: !args.quick,
