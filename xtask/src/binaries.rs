@@ -1,8 +1,8 @@
 //! The static binaries for tests with real guests, benchmarks and the demo.
 //!
 //! They are linked statically: a VMM without shared libraries has a megabyte less resident and starts sooner, and the
-//! binaries run on any node. The VMM is built separately from the rest, because cargo would otherwise give it features that
-//! only the others need.
+//! binaries run on any node. The VMM is built separately from the rest, because cargo would otherwise give it features
+//! that only the others need.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -44,16 +44,16 @@ pub fn folder(path: PathBuf) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes the folder `place` by `build`, which fills a folder beside it, unless it is there. Only one command builds beside
-/// it at a time.
+/// Makes the folder `place` unless it exists: `build` fills a temporary folder beside it, which is then renamed. One
+/// command at a time builds in a parent folder.
 pub fn build_once(place: &Path, build: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if place.exists() {
         return Ok(());
     }
-    let parent = place.parent().context("it has no parent")?;
-    let parent = folder(parent.to_owned())?;
-    let what = format!("builds in {}", parent.display());
-    let _lock = lock(File::create(parent.join("lock"))?, &what)?;
+    let parent = place
+        .parent()
+        .with_context(|| format!("{} has no parent", place.display()))?;
+    let _lock = lock(&parent.join("lock"), &format!("builds in {}", parent.display()))?;
     if place.exists() {
         return Ok(());
     }
@@ -63,8 +63,18 @@ pub fn build_once(place: &Path, build: impl FnOnce(&Path) -> Result<()>) -> Resu
     std::fs::rename(&aside, place).with_context(|| format!("cannot place {}", place.display()))
 }
 
-/// Waits for the exclusive lock on `file`; `what` says what its holder does. Held until the file is dropped.
-pub fn lock(file: File, what: &str) -> Result<File> {
+/// Waits for the exclusive lock on the file `path`, which is created if it is absent; `what` says what its holder does.
+/// Held until the result is dropped.
+pub fn lock(path: &Path, what: &str) -> Result<File> {
+    if let Some(parent) = path.parent() {
+        folder(parent.to_owned())?;
+    }
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         eprintln!("another command {what}: waiting for it");
         file.lock()?;

@@ -89,7 +89,7 @@ impl Record {
     }
 
     fn write(&self) -> Result<()> {
-        // Others read it meanwhile, and a full disk must not cost the record of what runs.
+        // Other commands read it at any time, and a failed write must not destroy the old record.
         let new = self.folder.join("cluster.json.new");
         std::fs::write(&new, serde_json::to_vec_pretty(self)?)?;
         Ok(std::fs::rename(new, self.folder.join("cluster.json"))?)

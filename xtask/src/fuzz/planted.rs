@@ -107,7 +107,11 @@ pub fn find(targets: &[String], seed: u32, progress: &Progress) -> Result<bool> 
         .iter()
         .filter(|bug| targets.iter().any(|target| target == bug.target));
     let bugs: Vec<&Bug> = bugs.collect();
-    ensure!(!bugs.is_empty(), "no bug is planted for such a target");
+    ensure!(
+        !bugs.is_empty(),
+        "none of the planted bugs is for {}",
+        targets.join(", ")
+    );
     let copy = checkout::folder(checkout::target().join("fuzz/planted"))?;
     checkout_files(&copy)?;
     let mut all = true;

@@ -13,7 +13,6 @@ use crate::progress::Progress;
 use crate::{checkout, debian};
 use anyhow::{Context, Result, bail};
 use recipe::Recipe;
-use std::fs::File;
 use std::path::PathBuf;
 
 /// Arguments of `cargo xtask images`.
@@ -142,7 +141,7 @@ fn hash(recipe: &Recipe) -> String {
 /// Makes the images of `group`, which share a root tree.
 fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
     let folder = folder()?;
-    let _lock = checkout::lock(File::create(folder.join("lock"))?, "makes guest images")?;
+    let _lock = checkout::lock(&folder.join("lock"), "makes guest images")?;
     let mut missing = Vec::new();
     for recipe in group {
         if !current(recipe)? {

@@ -179,8 +179,7 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
             checkout::as_root("lab image")
         );
     }
-    let lock = std::fs::File::create(lab.join("image.lock"))?;
-    let _lock = checkout::lock(lock, "makes the lab's image")?;
+    let _lock = checkout::lock(&lab.join("image.lock"), "makes the lab's image")?;
     if image.disk().exists() {
         return Ok(image);
     }

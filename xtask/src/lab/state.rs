@@ -169,7 +169,7 @@ impl LabFolder {
 
     /// Waits for the exclusive lock for booting or shutting down the lab; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
-        checkout::lock(self.open("lock")?, "boots the lab or shuts it down")
+        checkout::lock(&self.file("lock"), "boots the lab or shuts it down")
     }
 
     /// Marks the lab as used until the returned file is dropped.

@@ -3,8 +3,8 @@
 use super::stages::Stage;
 use super::unit::cargo;
 use crate::checkout;
-use crate::progress::{Progress, ends_with_this_process, wait_with_cpu};
-use anyhow::{Context, Result};
+use crate::progress::{Progress, ends_with_this_process};
+use anyhow::Result;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -12,40 +12,28 @@ use std::process::{Command, Stdio};
 pub fn check(stage: &mut Stage, progress: &Progress) -> Result<()> {
     let program = program(progress)?;
     for check in ["licenses", "bans", "sources"] {
-        let mut deny = deny(&program);
-        let mut child = deny
-            .args(["check", check])
-            .spawn()
-            .context("cannot start cargo-deny")?;
-        let (status, cpu) = wait_with_cpu(&mut child)?;
-        stage.cpu += cpu;
-        if status.success() {
-            stage.tally.passed += 1;
-        } else {
-            stage
-                .tally
-                .fail(&format!("cargo deny check {check}"), &status.to_string());
-        }
+        count(stage, check, deny(&program).args(["check", check]))?;
     }
-    if !deny(&program)
-        .arg("fetch")
-        .stderr(Stdio::null())
-        .status()?
+    if !stage
+        .command(deny(&program).arg("fetch").stderr(Stdio::null()))?
         .success()
     {
         println!("skipped cargo deny check advisories: their database cannot be reached");
         stage.tally.skipped += 1;
         return Ok(());
     }
-    let status = deny(&program)
-        .args(["check", "--disable-fetch", "advisories"])
-        .status()?;
-    if status.success() {
-        stage.tally.passed += 1;
-    } else {
-        stage
+    let words = ["check", "--disable-fetch", "advisories"];
+    count(stage, "advisories", deny(&program).args(words))
+}
+
+/// Runs a check, which counts as one test.
+fn count(stage: &mut Stage, check: &str, command: &mut Command) -> Result<()> {
+    let status = stage.command(command)?;
+    match status.success() {
+        true => stage.tally.passed += 1,
+        false => stage
             .tally
-            .fail("cargo deny check advisories", &status.to_string());
+            .fail(&format!("cargo deny check {check}"), &status.to_string()),
     }
     Ok(())
 }

@@ -85,10 +85,9 @@ pub fn run(
             });
         }
     });
-    let mut shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     // The file only helps to update seconds.txt.
     let _ = std::fs::write(checkout::target().join("case-times.tsv"), &shared.times);
-    shared.tally.judge_flaky();
     stage.tally.add(shared.tally);
     stage.cpu += shared.cpu;
     shared.error.map_or(Ok(()), Err)

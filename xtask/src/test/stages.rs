@@ -1,7 +1,9 @@
 //! Stages of a run: the time of each, and the total counts.
 
 use super::tally::Tally;
-use anyhow::Result;
+use crate::progress::wait_with_cpu;
+use anyhow::{Context, Result};
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,17 @@ pub struct Stage {
     pub tally: Tally,
     /// CPU time of the stage's commands.
     pub cpu: Duration,
+}
+
+impl Stage {
+    /// Runs a command to its end, and adds its CPU time.
+    pub fn command(&mut self, command: &mut Command) -> Result<ExitStatus> {
+        let name = command.get_program().display().to_string();
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let (status, cpu) = wait_with_cpu(&mut child)?;
+        self.cpu += cpu;
+        Ok(status)
+    }
 }
 
 impl Stages {
@@ -77,7 +90,8 @@ impl Stages {
 
     /// Prints the table of times and, alone on the last line, the counts. Returns true if the run is good.
     pub fn close(&self) -> bool {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.tally.judge_flaky();
         println!("== times: stage, begin, wall, CPU of its commands, in seconds");
         for time in &state.times {
             println!(

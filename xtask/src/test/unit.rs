@@ -86,9 +86,7 @@ pub fn build(stage: &mut Stage, lints: bool) -> Result<()> {
     if lints {
         with_lints(&mut build);
     }
-    let mut child = build.spawn().context("cannot start cargo")?;
-    let (status, cpu) = wait_with_cpu(&mut child)?;
-    stage.cpu += cpu;
+    let status = stage.command(&mut build)?;
     if !status.success() {
         bail!("cargo build: {status}");
     }
