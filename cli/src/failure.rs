@@ -91,7 +91,7 @@ fn message(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Prints a warning that does not keep the VM from starting.
+/// Prints a warning to stderr. The command continues.
 pub(crate) fn print_warning(text: &str) {
     eprintln!("warning: {}", visible(text));
 }

@@ -119,12 +119,12 @@ fn pause_and_resume_reach_the_vm() {
 }
 
 #[test]
-fn snapshot_shows_its_steps_and_what_does_not_travel() {
+fn snapshot_shows_its_steps_and_what_is_not_included() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let said = "demo: saving memory (64.00 MiB)\n\
-                demo: saved in /snap; the VM is paused, `husk resume demo` lets it go on\n\
-                warning: volume \"data\" is not in the snapshot, which can be restored once, and not after demo has gone on\n";
+                demo: saved in /snap; the VM is paused, `husk resume demo` resumes it\n\
+                warning: volume \"data\" is not in the snapshot, which can be restored once, and not after demo has resumed\n";
     assert_eq!(
         told(&output(root.path(), &["snapshot", "demo", "/snap"])),
         (0, "".into(), said.into())

@@ -13,7 +13,8 @@ use crate::vm_ref;
 
 /// Show what `husk apply` would change
 ///
-/// Compares manifests with the objects of the store, without their status. The values of Secrets are not shown.
+/// Compares manifests with the objects that `husk apply` has stored, without their status. The values of Secrets are
+/// not shown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if nothing would change, 1 if something would, 2 if a manifest

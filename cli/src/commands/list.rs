@@ -14,8 +14,8 @@ const STATE: usize = 60;
 
 /// List running VMs
 ///
-/// Paused VMs are listed too, and in the table those of the store that are being started, with what they wait for. Each
-/// user sees their own VMs; root also sees those of pods (namespace `pods`).
+/// Paused VMs are listed too. The table also has the VMs of `husk apply` that are being started, with what they wait
+/// for. Each user sees their own VMs; root also sees those of pods (namespace `pods`).
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "ls",

@@ -23,7 +23,7 @@ use crate::{doctor, live_vm, network};
 ///
 /// DIR is what `husk snapshot` made. The VM has the memory, the disks and the addresses of the VM that was saved, and its
 /// guest goes on where it was. A snapshot can be restored any number of times, also at once under different names, unless
-/// a volume that the guest writes to is not in it: then once, and not if the VM has gone on.
+/// a volume that the guest writes to is not in it: then once, and not if the VM has resumed.
 ///
 /// The VM writes to copies of the disks in the snapshot. The copies are lost when it ends, also those of
 /// persistentVolumeClaims, dataVolumes and hostDisks.
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long)]
     verify: bool,
 
-    /// Leave the VM paused; `husk resume` lets it go on
+    /// Leave the VM paused; `husk resume` resumes it
     #[arg(long)]
     paused: bool,
 
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     if args.verify {
         verify(&vm, &directory)?;
     }
-    warnings(&snapshot);
+    print_warnings(&snapshot);
     let config = MonitorConfig {
         runtime_dir: runtime_dir.path().into(),
         plan,
@@ -180,7 +180,7 @@ fn own_name(plan: &VmPlan) -> Result<VmRef, Failure> {
     })
 }
 
-fn warnings(snapshot: &Snapshot) {
+fn print_warnings(snapshot: &Snapshot) {
     for volume in snapshot.written_copies() {
         print_warning(&format!(
             "volume {volume:?}: the VM writes to a copy of the image, which is lost when it ends"

@@ -17,9 +17,9 @@ use crate::vm_ref::VmRef;
 /// The VM is paused while it is saved, and stays paused unless --resume is given. With --live it is paused at the end
 /// only. If the command fails or is interrupted, the VM runs as before, and what was written is removed.
 ///
-/// The snapshot includes overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone. Images that
-/// are only read must stay where they are. The writable image of a persistentVolumeClaim, dataVolume or hostDisk is
-/// included if DIR is on the same file system and that has reflinks, such as XFS and Btrfs, or with --copy-disks.
+/// The snapshot includes overlays, emptyDisks, cloud-init seeds and other disks that belong to the VM alone. Images
+/// that are only read must stay where they are. The writable image of a persistentVolumeClaim, dataVolume or hostDisk
+/// is included if DIR is on the same file system and that has reflinks, such as XFS and Btrfs, or with --copy-disks.
 /// Otherwise the snapshot can be restored once, and only if this VM does not resume.
 ///
 /// DIR holds the guest's secrets, because it holds all of the guest's memory.
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     directory: PathBuf,
 
-    /// Let the VM go on when it is saved, unless it was paused before
+    /// Resume the VM when it is saved, unless it was paused before
     #[arg(long)]
     resume: bool,
 
@@ -99,13 +99,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         let directory = args.directory.display();
         let paused = match done.paused {
-            true => format!("; the VM is paused, `husk resume {vm}` lets it go on"),
+            true => format!("; the VM is paused, `husk resume {vm}` resumes it"),
             false => String::new(),
         };
         eprintln!("{vm}: saved in {}{paused}", one_line(&directory.to_string()));
         for volume in &done.outside {
             print_warning(&format!(
-                "volume {volume:?} is not in the snapshot, which can be restored once, and not after {vm} has gone on"
+                "volume {volume:?} is not in the snapshot, which can be restored once, and not after {vm} has resumed"
             ));
         }
         Ok(())

@@ -145,13 +145,13 @@ fn each(
     }
 }
 
-/// The VM of this name in the store, which may run.
+/// The stored VM of this name, which may run.
 fn stored(stores: &LocalStores, name: &VmRef) -> Result<StoredObject, Failure> {
     match stores.vm(name) {
         // A unit that is enabled without an object would fail at each boot.
         Ok(stored) if stored.is_deleting() => Err(ObjectError::Deleting(stored.key).into()),
         Err(ObjectError::NotFound(_)) => Err(Failure::Runtime(format!(
-            "no VM {name} is in the store: `husk get vm --all-namespaces` shows them"
+            "`husk apply` has stored no VM {name}: `husk get vm --all-namespaces` shows those that it has"
         ))),
         found => Ok(found?),
     }

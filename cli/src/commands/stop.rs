@@ -79,7 +79,7 @@ fn stop(
     let stopped = live_vm::block_on(stop_all(running, mode));
     match systemd {
         Some(systemd) if !waits.stops.is_empty() => {
-            let waited = waits.until_done_in(stores, systemd, runtime);
+            let waited = waits.wait_in(stores, systemd, runtime);
             stopped.and(waited)
         }
         _ => stopped,

@@ -87,7 +87,7 @@ pub(crate) fn finish_deletions(stores: &LocalStores, systemd: Option<Systemd>) -
         let ended = begin_stop(systemd, key).and_then(|systemd| match has_ended(systemd, key)? {
             true => end(stores, systemd, object),
             false => {
-                print_warning(&format!("{key} is being deleted"));
+                eprintln!("{key} is being deleted");
                 Ok(())
             }
         });

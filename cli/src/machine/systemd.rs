@@ -1,5 +1,5 @@
-//! systemd, which supervises the VMs of `husk apply`: `systemctl` and `systemd-run`, for root those of the machine, else
-//! those of the user's manager.
+//! systemd, which supervises the VMs of `husk apply`: `systemctl` and `systemd-run`, for root those of the machine,
+//! else those of the user's manager.
 
 use std::collections::BTreeMap;
 use std::path::Path;

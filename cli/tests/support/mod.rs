@@ -223,7 +223,7 @@ impl Pod for StubMonitor {
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
     }
 
-    /// Volume data does not travel, unless it is copied in full.
+    /// Volume data is not included, unless it is copied in full.
     async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<Self::SnapshotStream> {
         use snapshot_progress::Progress;
         let SnapshotRequest {

@@ -29,8 +29,8 @@ impl InputObject {
     }
 }
 
-/// Reads files, folders and, for `-`, stdin. Objects without a namespace get that of `namespace`. Those that Husk has no
-/// use for are ignored and left out.
+/// Reads files, folders and, for `-`, stdin. Objects without a namespace get that of `namespace`. Objects of a kind
+/// that Husk does not support are left out, with a warning.
 ///
 /// # Errors
 /// A line for each wrong field of all files.

@@ -32,7 +32,8 @@ const MAX_ADDED: usize = 4 << 20;
 /// Takes VirtualMachines, VirtualMachineInstances, Secrets, ConfigMaps, PersistentVolumeClaims, DataVolumes,
 /// instance types and preferences. They are kept in the data directory, as manifests that can be read and edited. systemd
 /// keeps the VMs running as their run strategies say, also after a boot of this machine; images are pulled and volumes
-/// are filled. A change takes effect in the running VM, or is said to need a restart.
+/// are filled. A change takes effect in the running VM; if it needs a restart, a
+/// warning says so.
 ///
 /// Shows the progress and returns when the VMs run. Ctrl-C ends that, and nothing else.
 #[derive(Debug, clap::Args)]

@@ -51,11 +51,11 @@ impl Waits {
     /// # Errors
     /// One of them has failed; the others are waited for all the same.
     pub(crate) fn wait(self, stores: &LocalStores, systemd: Systemd) -> Result<(), Failure> {
-        self.until_done_in(stores, systemd, &RuntimeDir::locate()?)
+        self.wait_in(stores, systemd, &RuntimeDir::locate()?)
     }
 
     /// As [`wait`](Self::wait), for the VMs of this directory.
-    pub(crate) fn until_done_in(
+    pub(crate) fn wait_in(
         mut self,
         stores: &LocalStores,
         systemd: Systemd,
@@ -288,6 +288,6 @@ mod tests {
         };
         let systemd = FakeSystemd::default().install();
         let runtime = RuntimeDir::at(folder.path().join("run"));
-        waits.until_done_in(&stores, systemd, &runtime).unwrap();
+        waits.wait_in(&stores, systemd, &runtime).unwrap();
     }
 }

@@ -17,7 +17,7 @@ use crate::vm_ref::{self, DEFAULT_NAMESPACE, VmRef};
 use crate::vm_view::VmView;
 use crate::{live_vm, output, vm_view};
 
-/// Show objects of the store, with what their VMs and volumes do now
+/// Show objects of `husk apply`, with what their VMs and volumes do now
 ///
 /// KIND is vm, vmi, dv, pvc, secret, configmap, virtualmachineinstancetype, virtualmachinepreference or a cluster-wide
 /// one of these, as kubectl takes it.

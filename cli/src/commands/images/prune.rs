@@ -5,7 +5,7 @@ use husk_images::ImageStore;
 use crate::failure::Failure;
 use crate::output;
 
-/// Remove images without a name
+/// Remove unused images
 ///
 /// Removes images whose names refer to newer ones by now, and interrupted pulls. Images with a name and those of
 /// running VMs stay.

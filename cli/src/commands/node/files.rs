@@ -62,8 +62,8 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Content of a JSON file; none if the file does not exist. The error of a file that is not as expected ends with the way
-/// out.
+/// Content of a JSON file; none if the file does not exist. The error of a file that is not as expected ends with
+/// `remedy`.
 pub(super) fn json<T: DeserializeOwned>(path: &Path, remedy: &str) -> Result<Option<T>, Failure> {
     let Some(text) = text(path)? else {
         return Ok(None);

@@ -120,7 +120,7 @@ mod tests {
         let text = "imports = ['conf.d/*.toml', '/nowhere/x.toml', '/nowhere/*']\n";
         let config = at("config.toml");
         let found = of(&config, &Settings::parse(text).unwrap());
-        let with_handlers = found
+        let results = found
             .iter()
             .map(|(path, settings)| (path.strip_prefix(dir.path()).unwrap(), has_handlers(settings)));
         let wanted = [
@@ -129,7 +129,7 @@ mod tests {
             ("conf.d/more.toml", false),
         ];
         assert_eq!(
-            with_handlers.collect::<Vec<_>>(),
+            results.collect::<Vec<_>>(),
             wanted.map(|(path, has)| (Path::new(path), has))
         );
     }

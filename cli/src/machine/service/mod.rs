@@ -1,5 +1,5 @@
-//! The process of one VM of `husk apply`, which systemd runs as `husk@NAMESPACE:NAME.service`: it provides the data of the
-//! VM's volumes, is the VM's monitor, and starts the VM again as its run strategy says.
+//! The process of one VM of `husk apply`, which systemd runs as `husk@NAMESPACE:NAME.service`: it provides the data of
+//! the VM's volumes, is the VM's monitor, and starts the VM again as its run strategy says.
 
 mod backoff;
 mod upgrade;
@@ -298,7 +298,8 @@ impl Service {
         }
     }
 
-    /// systemd starts the process again after it was killed. Not every VM is to run again then.
+    /// Refuses to start the VM a second time after systemd has restarted this process, unless the run strategy allows
+    /// it.
     fn check_restart_allowed(&self, strategy: RunStrategy) -> Result<(), Failure> {
         if matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure) {
             return Ok(());
@@ -331,7 +332,7 @@ impl Service {
     }
 }
 
-/// The VM of `husk apply`.
+/// The stored object of the VM.
 ///
 /// # Errors
 /// [`ObjectError::NotFound`] only if the store is there: its file system may be mounted later.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use super::super::PROGRAMS;
 use super::super::files::{self, at};
 use super::source::Source;
-use crate::failure::{Failure, print_warning};
+use crate::failure::Failure;
 
 const LOCK: &str = ".lock";
 const NEW: &str = ".new";
@@ -57,7 +57,7 @@ impl Store {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    print_warning("another command installs or uninstalls Husk on this node: waiting for it");
+                    eprintln!("another command installs or uninstalls Husk on this node: waiting for it");
                     file.lock().map_err(at(&lock))?;
                 }
                 Err(TryLockError::Error(error)) => return Err(at(&lock)(error)),
