@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{faults, ignored, resources, with};
+use common::{faults, resources, warnings_of, with};
 use husk_vmi::{BootPlan, DeviceType, DiskSource, Loaded, Topology, VmPlan, load, plan};
 use serde_json::json;
 
@@ -167,7 +167,7 @@ fn a_vm_is_planned_and_other_documents_are_recognised() {
     // uuid5 of KubeVirt's UUID for VirtualMachines and "prod/green.example".
     assert_eq!(plan.uuid.to_string(), "e870800d-1f24-5627-8917-313212584cf7");
     assert_eq!(
-        ignored(&plan),
+        warnings_of(&plan),
         [
             "spec.template.spec.nodeSelector: is ignored: it only concerns the pod that runs the VM in a cluster",
             "spec.running: a cluster would restart this VM after its end; Husk does not",

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ignored, resources, vmi, with};
+use common::{resources, vmi, warnings_of, with};
 use husk_vmi::plan;
 use serde_json::{Value, json};
 
@@ -174,7 +174,7 @@ fn fields_that_are_met_differently_are_noted_by_path() {
 
 #[test]
 fn interfaces_that_are_met_differently_are_noted_by_path() {
-    let ignored = |interface: Value, pod: Value| {
+    let warned = |interface: Value, pod: Value| {
         let mut nic = json!({"name": "a"});
         nic.as_object_mut()
             .unwrap()
@@ -189,7 +189,7 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
     let path = "spec.domain.devices.interfaces[0]";
     for model in ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139"] {
         assert_eq!(
-            ignored(json!({"model": model}), json!({})),
+            warned(json!({"model": model}), json!({})),
             [format!("{path}.model")]
         );
     }
@@ -199,7 +199,7 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
         ("ports", json!([{"port": 80}])),
     ] {
         assert_eq!(
-            ignored(json!({name: value}), json!({})),
+            warned(json!({name: value}), json!({})),
             [format!("{path}.{name}")]
         );
     }
@@ -209,17 +209,17 @@ fn interfaces_that_are_met_differently_are_noted_by_path() {
     ] {
         let pod = json!({name: cidr});
         assert_eq!(
-            ignored(json!({"bridge": {}}), pod.clone()),
+            warned(json!({"bridge": {}}), pod.clone()),
             [format!("spec.networks[0].pod.{name}")]
         );
         let served = json!({"masquerade": {}, "ports": [{"port": 80}], "model": "virtio"});
-        assert_eq!(ignored(served, pod), [""; 0]);
+        assert_eq!(warned(served, pod), [""; 0]);
     }
 }
 
 #[test]
 fn a_container_disk_that_can_be_written_is_noted() {
-    for (target, ignored) in [
+    for (target, has_warning) in [
         (json!({"bus": "virtio"}), true),
         (json!({"bus": "virtio", "readonly": true}), false),
     ] {
@@ -234,7 +234,7 @@ fn a_container_disk_that_can_be_written_is_noted() {
         let found = warnings
             .iter()
             .any(|warning| warning.field == "spec.volumes[0].containerDisk");
-        assert_eq!(found, ignored, "{warnings:?}");
+        assert_eq!(found, has_warning, "{warnings:?}");
     }
 }
 
@@ -262,7 +262,7 @@ fn fields_that_ask_for_nothing_are_silent() {
         ("domain/cpu/model", json!("host-model")),
     ]);
     assert_eq!(
-        ignored(&plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap()),
+        warnings_of(&plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap()),
         [] as [&str; 0]
     );
 }

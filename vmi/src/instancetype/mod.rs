@@ -1,8 +1,8 @@
 //! Expansion of a VirtualMachine: its VMI with what instance type and preference give it.
 //!
 //! Order, rules, texts and paths are those of KubeVirt v1.9: its webhooks for VirtualMachines, `expand-spec`, and the
-//! controller that creates the VMI. A field is written as if the manifest had it, so it is honoured, ignored or refused
-//! like there.
+//! controller that creates the VMI. A field is written as if the manifest had it, so it is honoured, accepted with a
+//! warning or refused like there.
 
 mod apply;
 mod cpu;

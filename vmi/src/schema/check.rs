@@ -119,7 +119,7 @@ impl Diagnostics {
             };
             let check_this = check_support && !is_off(value);
             match field.support {
-                Support::Ignored(why) if check_this => self.warnings.push(Warning::new(&path, why)),
+                Support::Warned(why) if check_this => self.warnings.push(Warning::new(&path, why)),
                 Support::Refused(why) if check_this => {
                     self.unsupported.push(FieldError::unsupported(&path, why))
                 }

@@ -1,7 +1,7 @@
 //! `spec.domain.devices`.
 
 use super::field_type::FieldType::{Bool, List, Object, Open, Str};
-use super::field_type::{EMPTY, Field, FieldType, I32, honoured, ignored, refused};
+use super::field_type::{EMPTY, Field, FieldType, I32, honoured, refused, warned};
 use super::field_type::{NO_TAG, OWN_ADDRESS};
 use super::network::INTERFACE;
 
@@ -9,7 +9,7 @@ const NO_GRAPHICS: &str = "is ignored: the VM has no graphics device; its consol
 const NO_PASSTHROUGH: &str = "device passthrough is not supported";
 
 pub(super) const DEVICES: &[Field] = &[
-    ignored(
+    warned(
         "useVirtioTransitional",
         Bool,
         "is ignored: devices are virtio 1 only, which guests older than Linux 4 may not support",
@@ -29,7 +29,7 @@ pub(super) const DEVICES: &[Field] = &[
         ]),
     ),
     honoured("interfaces", List(&INTERFACE)),
-    ignored(
+    warned(
         "inputs",
         List(&Object(&[
             honoured("bus", Str),
@@ -39,11 +39,11 @@ pub(super) const DEVICES: &[Field] = &[
         NO_GRAPHICS,
     ),
     honoured("autoattachPodInterface", Bool),
-    ignored("autoattachGraphicsDevice", Bool, NO_GRAPHICS),
+    warned("autoattachGraphicsDevice", Bool, NO_GRAPHICS),
     honoured("autoattachSerialConsole", Bool),
     honoured("logSerialConsole", Bool),
     honoured("autoattachMemBalloon", Bool),
-    ignored("autoattachInputDevice", Bool, NO_GRAPHICS),
+    warned("autoattachInputDevice", Bool, NO_GRAPHICS),
     honoured("autoattachVSOCK", Bool),
     honoured("rng", EMPTY),
     honoured("blockMultiQueue", Bool),
@@ -64,7 +64,7 @@ pub(super) const DEVICES: &[Field] = &[
         "a sound device is not supported",
     ),
     honoured("tpm", TPM),
-    ignored("video", Object(&[honoured("type", Str)]), NO_GRAPHICS),
+    warned("video", Object(&[honoured("type", Str)]), NO_GRAPHICS),
 ];
 
 pub(super) const TPM: FieldType = Object(&[honoured("enabled", Bool), honoured("persistent", Bool)]);
@@ -100,11 +100,11 @@ const DISK: FieldType = Object(&[
     honoured("dedicatedIOThread", Bool),
     honoured("cache", Str),
     honoured("io", Str),
-    ignored("tag", Str, NO_TAG),
+    warned("tag", Str, NO_TAG),
     honoured("blockSize", BLOCK_SIZE),
     honoured("shareable", Bool),
     honoured("errorPolicy", Str),
-    ignored(
+    warned(
         "changedBlockTracking",
         Bool,
         "is ignored: changed blocks are not tracked",

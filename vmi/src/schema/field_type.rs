@@ -27,8 +27,8 @@ pub(crate) enum FieldType {
 pub(crate) enum Support {
     /// Honoured, or decided by its value.
     Honoured,
-    /// Ignored with a warning.
-    Ignored(&'static str),
+    /// Accepted with a warning.
+    Warned(&'static str),
     /// Refused with a reason.
     Refused(&'static str),
 }
@@ -63,9 +63,9 @@ pub(super) const fn honoured(name: &'static str, kind: FieldType) -> Field {
     field(name, kind, Support::Honoured)
 }
 
-/// A field that can be ignored; `why` is the text of the warning.
-pub(super) const fn ignored(name: &'static str, kind: FieldType, why: &'static str) -> Field {
-    field(name, kind, Support::Ignored(why))
+/// A field that is accepted with a warning; `why` is its text.
+pub(super) const fn warned(name: &'static str, kind: FieldType, why: &'static str) -> Field {
+    field(name, kind, Support::Warned(why))
 }
 
 /// A field that cannot be ignored, since the guest would differ; `why` is the text of the error.
@@ -75,7 +75,7 @@ pub(super) const fn refused(name: &'static str, kind: FieldType, why: &'static s
 
 /// A field that only concerns the pod of the VM.
 pub(super) const fn pod(name: &'static str, kind: FieldType) -> Field {
-    ignored(
+    warned(
         name,
         kind,
         "is ignored: it only concerns the pod that runs the VM in a cluster",

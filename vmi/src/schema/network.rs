@@ -1,7 +1,7 @@
 //! `spec.networks`, `spec.domain.devices.interfaces` and `spec.dnsConfig`.
 
 use super::field_type::FieldType::{Any, Bool, List, Object, Open, Str};
-use super::field_type::{EMPTY, Field, FieldType, I32, STRS, U32, honoured, ignored, refused};
+use super::field_type::{EMPTY, Field, FieldType, I32, STRS, U32, honoured, refused, warned};
 use super::field_type::{NO_TAG, OWN_ADDRESS};
 
 const NO_PASST: &str =
@@ -61,8 +61,8 @@ pub(super) const INTERFACE: FieldType = Object(&[
             ),
         ]),
     ),
-    ignored("tag", Str, NO_TAG),
-    ignored(
+    warned("tag", Str, NO_TAG),
+    warned(
         "acpiIndex",
         U32,
         "is ignored: the guest names its interfaces by PCI slot, since there are no ACPI indexes",

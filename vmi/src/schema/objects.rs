@@ -1,7 +1,7 @@
 //! Secrets, ConfigMaps, PersistentVolumeClaims and DataVolumes.
 
 use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Str, Strings};
-use super::field_type::{EMPTY, Field, FieldType, STRS, honoured, ignored, refused};
+use super::field_type::{EMPTY, Field, FieldType, STRS, honoured, refused, warned};
 use super::spec::METADATA;
 
 const CLUSTER: &str = "is ignored: it only concerns the cluster";
@@ -60,15 +60,15 @@ const CLAIM: &[Field] = &[
         "resources",
         Object(&[
             honoured("requests", Quantities),
-            ignored("limits", Quantities, CLUSTER),
+            warned("limits", Quantities, CLUSTER),
         ]),
     ),
     refused("volumeName", Str, NO_CHOICE),
-    ignored("storageClassName", Str, SPARSE),
+    warned("storageClassName", Str, SPARSE),
     honoured("volumeMode", Str),
     honoured("dataSource", Object(DATA_SOURCE)),
     honoured("dataSourceRef", Object(DATA_SOURCE_REF)),
-    ignored("volumeAttributesClassName", Str, CLUSTER),
+    warned("volumeAttributesClassName", Str, CLUSTER),
 ];
 
 const DATA_SOURCE: &[Field] = &[
@@ -97,11 +97,11 @@ const DATA_VOLUME_SPEC: &[Field] = &[
     ),
     honoured("pvc", Object(CLAIM)),
     honoured("storage", Object(CLAIM)),
-    ignored("priorityClassName", Str, CLUSTER),
+    warned("priorityClassName", Str, CLUSTER),
     honoured("contentType", Str),
     refused("checkpoints", List(&Open(&[])), NO_STAGES),
     refused("finalCheckpoint", Bool, NO_STAGES),
-    ignored("preallocation", Bool, SPARSE),
+    warned("preallocation", Bool, SPARSE),
 ];
 
 const SOURCE: &[Field] = &[

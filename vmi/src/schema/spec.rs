@@ -2,7 +2,7 @@
 
 use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
 use super::field_type::{
-    COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, ignored, pod, refused,
+    COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, pod, refused, warned,
 };
 use super::instancetype::MATCHER;
 use super::objects::DATA_VOLUME_TEMPLATE;
@@ -25,17 +25,17 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     pod("schedulerName", Str),
     pod("tolerations", List(&Open(&[]))),
     pod("topologySpreadConstraints", List(&Open(&[]))),
-    ignored("evictionStrategy", Str, CLUSTER),
+    warned("evictionStrategy", Str, CLUSTER),
     honoured("startStrategy", Str),
     honoured("terminationGracePeriodSeconds", COUNT),
     honoured("volumes", List(&VOLUME)),
-    ignored("livenessProbe", PROBE, PROBE_WARNING),
-    ignored("readinessProbe", PROBE, PROBE_WARNING),
+    warned("livenessProbe", PROBE, PROBE_WARNING),
+    warned("readinessProbe", PROBE, PROBE_WARNING),
     honoured("hostname", Str),
     honoured("subdomain", Str),
     honoured("networks", List(&NETWORK)),
-    ignored("dnsPolicy", Str, POD_DNS),
-    ignored("dnsConfig", Object(DNS), POD_DNS),
+    warned("dnsPolicy", Str, POD_DNS),
+    warned("dnsConfig", Object(DNS), POD_DNS),
     honoured("accessCredentials", List(&ACCESS_CREDENTIAL)),
     honoured("architecture", Str),
     refused(
@@ -58,17 +58,17 @@ pub(crate) static VM_SPEC: FieldType = Object(&[
     refused(
         "instancetype",
         Open(&[]),
-        "`husk run` does not read instance types: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
+        "instance types are not read here: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
     ),
     refused(
         "preference",
         Open(&[]),
-        "`husk run` does not read preferences: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
+        "preferences are not read here: use `husk apply`, or expand the VM in a cluster (virtctl expand)",
     ),
-    ignored(
+    warned(
         "dataVolumeTemplates",
         List(&Open(&[])),
-        "is ignored: `husk run` fills no DataVolumes; use `husk apply`, or pass the data with --volume NAME=PATH",
+        "is ignored: no DataVolumes are filled here; use `husk apply`, or pass the data with --volume NAME=PATH",
     ),
     LIVE_UPDATE_FEATURES,
     UPDATE_VOLUMES_STRATEGY,
@@ -93,8 +93,8 @@ const TEMPLATE: Field = honoured(
     Object(&[honoured("metadata", METADATA), honoured("spec", Any)]),
 )
 .required();
-const LIVE_UPDATE_FEATURES: Field = ignored("liveUpdateFeatures", Open(&[]), CLUSTER);
-const UPDATE_VOLUMES_STRATEGY: Field = ignored("updateVolumesStrategy", Str, CLUSTER);
+const LIVE_UPDATE_FEATURES: Field = warned("liveUpdateFeatures", Open(&[]), CLUSTER);
+const UPDATE_VOLUMES_STRATEGY: Field = warned("updateVolumesStrategy", Str, CLUSTER);
 
 /// The object around a spec. Of `status` only the claims and the CID are read.
 pub(crate) static OBJECT: FieldType = Object(&[
@@ -123,17 +123,17 @@ const DOMAIN: &[Field] = &[
     honoured("clock", Object(CLOCK)),
     honoured("features", Object(FEATURES)),
     honoured("devices", Object(DEVICES)).required(),
-    ignored(
+    warned(
         "ioThreadsPolicy",
         Str,
         "is ignored: every virtio-blk disk has its own worker thread",
     ),
-    ignored(
+    warned(
         "ioThreads",
         IO_THREADS,
         "is ignored: every virtio-blk disk has its own worker thread",
     ),
-    ignored(
+    warned(
         "chassis",
         Object(CHASSIS),
         "is ignored: the SMBIOS chassis information is fixed",
@@ -162,7 +162,7 @@ const RESOURCES: &[Field] = &[
 const CPU: &[Field] = &[
     honoured("cores", U32),
     honoured("sockets", U32),
-    ignored("maxSockets", U32, "is ignored: CPU hotplug is not supported yet"),
+    warned("maxSockets", U32, "is ignored: CPU hotplug is not supported yet"),
     honoured("threads", U32),
     honoured("model", Str),
     refused(
@@ -188,7 +188,7 @@ pub(super) const CPU_FEATURES: FieldType = List(&Object(&[
 const MEMORY: &[Field] = &[
     honoured("hugepages", Object(&[honoured("pageSize", Str)])),
     honoured("guest", Quantity),
-    ignored(
+    warned(
         "maxGuest",
         Quantity,
         "is ignored: memory hotplug is not supported yet",
@@ -201,7 +201,7 @@ const FIRMWARE: &[Field] = &[
     honoured(
         "bootloader",
         Object(&[
-            ignored(
+            warned(
                 "bios",
                 Object(&[honoured("useSerial", Bool)]),
                 "is ignored: Husk runs no BIOS and boots the kernel in the disk image directly",
@@ -254,11 +254,11 @@ const CLOCK: &[Field] = &[
 pub(super) const CLOCK_UTC: FieldType = Object(&[honoured("offsetSeconds", I64)]);
 
 pub(super) const CLOCK_TIMERS: FieldType = Object(&[
-    ignored("hpet", TIMER, TIMER_WARNING),
-    ignored("pit", TIMER, TIMER_WARNING),
-    ignored("rtc", TIMER, TIMER_WARNING),
-    ignored("hyperv", TIMER, TIMER_WARNING),
-    ignored("kvm", TIMER, "is ignored: kvmclock is always on"),
+    warned("hpet", TIMER, TIMER_WARNING),
+    warned("pit", TIMER, TIMER_WARNING),
+    warned("rtc", TIMER, TIMER_WARNING),
+    warned("hyperv", TIMER, TIMER_WARNING),
+    warned("kvm", TIMER, "is ignored: kvmclock is always on"),
 ]);
 
 const TIMER: FieldType = Object(&[
@@ -276,21 +276,21 @@ const FEATURES: &[Field] = &[
         "apic",
         Object(&[
             honoured("enabled", Bool),
-            ignored(
+            warned(
                 "endOfInterrupt",
                 Bool,
                 "is ignored: the guest gets the feature if KVM supports it on this host",
             ),
         ]),
     ),
-    ignored("hyperv", Object(HYPERV), HYPERV_WARNING),
-    ignored("hypervPassthrough", FEATURE, HYPERV_WARNING),
+    warned("hyperv", Object(HYPERV), HYPERV_WARNING),
+    warned("hypervPassthrough", FEATURE, HYPERV_WARNING),
     honoured("smm", FEATURE),
     honoured(
         "kvm",
         Object(&[refused("hidden", Bool, "KVM cannot be hidden from the guest")]),
     ),
-    ignored(
+    warned(
         "pvspinlock",
         FEATURE,
         "is ignored: the guest gets the feature if KVM supports it on this host",

@@ -1,7 +1,7 @@
 //! `spec.volumes[]`.
 
 use super::field_type::FieldType::{Bool, List, Object, Open, Quantity, Str};
-use super::field_type::{EMPTY, Field, FieldType, honoured, ignored, refused};
+use super::field_type::{EMPTY, Field, FieldType, honoured, refused, warned};
 
 const KINDS: &str = "this volume type is not supported yet; supported types: containerDisk, persistentVolumeClaim, \
                      dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
@@ -15,7 +15,7 @@ pub(super) const VOLUME: FieldType = Object(&[
             honoured("path", Str).required(),
             honoured("type", Str).required(),
             honoured("capacity", Quantity),
-            ignored(
+            warned(
                 "shared",
                 Bool,
                 "is ignored: it only matters for live migration, which is not supported",
@@ -70,7 +70,7 @@ pub(super) const VOLUME: FieldType = Object(&[
     refused("containerPath", Open(&[]), KINDS),
 ]);
 
-const HOTPLUGGABLE: Field = ignored(
+const HOTPLUGGABLE: Field = warned(
     "hotpluggable",
     Bool,
     "the VM can only unplug a volume that it did not start with",

@@ -84,6 +84,6 @@ pub fn resources(volumes: &[(&str, &str)]) -> PodResources {
 }
 
 /// The warnings of a plan, as lines.
-pub fn ignored(plan: &VmPlan) -> Vec<String> {
+pub fn warnings_of(plan: &VmPlan) -> Vec<String> {
     plan.warnings.iter().map(ToString::to_string).collect()
 }

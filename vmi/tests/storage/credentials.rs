@@ -70,7 +70,7 @@ fn each_method_has_its_secrets() {
 }
 
 #[test]
-fn a_secret_without_data_names_the_way_out() {
+fn a_secret_without_data_names_the_remedy() {
     let mut resources = with_secrets();
     resources.volumes.remove("agent-access-cred");
     let errors = plan(&vmi(&manifest()), &resources).unwrap_err();

@@ -26,7 +26,7 @@ fn a_volume_without_a_disk_gets_one() {
 }
 
 #[test]
-fn sources_without_data_name_the_way_out() {
+fn sources_without_data_name_the_remedy() {
     for (source, kind, what) in [
         (
             json!({"persistentVolumeClaim": {"claimName": "c"}}),

@@ -52,8 +52,8 @@ pub(super) fn support(vmi: &Vmi, found: &mut Diagnostics) {
     }
 }
 
-/// Warnings about replaced buses. SATA is provided as SCSI, since the guest's device names stay the same: `sda`, `sdb`, …
-/// and `sr0`.
+/// Warnings about replaced buses. SATA is provided as SCSI, since the guest's device names stay the same: `sda`, `sdb`,
+/// … and `sr0`.
 fn bus(disk: &Disk, path: &str, found: &mut Diagnostics) {
     let (kind, target) = disk.target();
     let given = target

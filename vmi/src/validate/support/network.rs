@@ -5,19 +5,19 @@ use crate::load::Vmi;
 use crate::schema::Diagnostics;
 
 pub(super) fn support(vmi: &Vmi, found: &mut Diagnostics) {
-    let mut warning = |field: String, text: String| found.warnings.push(Warning::new(vmi.at(&field), text));
+    let mut warn = |field: String, text: String| found.warnings.push(Warning::new(vmi.at(&field), text));
     for (i, interface) in vmi.spec.domain.devices.interfaces.iter().enumerate() {
         let path = format!("domain.devices.interfaces[{i}]");
         if let Some(model) = interface.emulated_model() {
             let text = format!("{model} is provided as virtio: the guest needs the driver virtio_net");
-            warning(format!("{path}.model"), text);
+            warn(format!("{path}.model"), text);
         }
         if interface.masquerade.is_some() {
             continue;
         }
         if !interface.ports.is_empty() {
             let text = "is ignored: with bridge all ports of the guest are reachable";
-            warning(format!("{path}.ports"), text.to_owned());
+            warn(format!("{path}.ports"), text.to_owned());
         }
         let networks = vmi.spec.networks.iter().enumerate();
         for (j, network) in networks.filter(|(_, network)| network.name == interface.name) {
@@ -26,7 +26,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Diagnostics) {
                 if given.is_some() {
                     let text =
                         "is ignored: only masquerade uses it; with bridge the guest gets the pod's address";
-                    warning(format!("networks[{j}].pod.{name}"), text.to_owned());
+                    warn(format!("networks[{j}].pod.{name}"), text.to_owned());
                 }
             }
         }
