@@ -10,7 +10,7 @@ use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
 use husk_monitor::monitor::final_status;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::Pod;
 use super::build::{BuiltVm, VmBuilder, enter_cgroup, mount, rootfs_of};
@@ -174,7 +174,7 @@ impl Pod {
         };
         container.building = None;
         for warning in &built.vm.plan.warnings {
-            info!(id, "{warning}");
+            warn!(id, "{warning}");
         }
         container.pid = built.pid;
         container.resources = built.resources;

@@ -213,7 +213,7 @@ impl Pod {
             Err(failed) => return self.not_launched(id, launch, *failed, request, exit),
         };
         for warning in &built.vm.plan.warnings {
-            info!(id, "{warning}");
+            warn!(id, "{warning}");
         }
         container.resources.cgroup = built.resources.cgroup;
         // They may be newer than those that the plan was checked against.
