@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::connection::{Connection, Outgoing, Phase, Violation};
-use crate::drain::LingeringSockets;
+use crate::lingering::LingeringSockets;
 use crate::packet::{CREDIT_REQUEST, HOST_CID, Header, Key, REQUEST, RESPONSE, RST, STREAM};
 
 /// Most connections of a device, with those that begin or end.
@@ -34,7 +34,7 @@ pub(crate) const FIRST_HOST_PORT: u32 = 1 << 30;
 /// Tokens from here on are of no connection.
 pub(crate) const FIRST_TOKEN: u64 = (u32::MAX as u64) << 32;
 /// Tokens of sockets that take the last bytes of a connection: the upper half of those.
-const DRAIN_TOKEN: u64 = FIRST_TOKEN | 1 << 31;
+const LINGERING_TOKEN: u64 = FIRST_TOKEN | 1 << 31;
 
 /// The connections.
 pub(crate) struct Connections {
@@ -42,7 +42,7 @@ pub(crate) struct Connections {
     /// Watches the hosts' sockets. The worker adds what else it waits for.
     pub epoll: Epoll,
     table: BTreeMap<Key, Connection>,
-    drains: LingeringSockets,
+    lingering: LingeringSockets,
     /// Requests of the guest that nobody has answered.
     asked: BTreeMap<u64, Key>,
     /// Connections that may have something for the guest.
@@ -79,7 +79,7 @@ impl Connections {
             guest_cid,
             epoll: Epoll::new()?,
             table: BTreeMap::new(),
-            drains: LingeringSockets::default(),
+            lingering: LingeringSockets::default(),
             asked: BTreeMap::new(),
             ready: VecDeque::new(),
             resets: VecDeque::new(),
@@ -163,7 +163,7 @@ impl Connections {
     }
 
     fn len(&self) -> usize {
-        self.table.len() + self.drains.len()
+        self.table.len() + self.lingering.len()
     }
 
     /// The host answers the guest's request `id` with a nonblocking stream socket, or refuses it. Does nothing if the
@@ -210,8 +210,8 @@ impl Connections {
 
     /// An event of a socket.
     pub fn host_event(&mut self, token: u64, hung_up: bool, now: Instant) {
-        if token >= DRAIN_TOKEN {
-            if let Some(host) = self.drains.ready((token - DRAIN_TOKEN) as u32) {
+        if token >= LINGERING_TOKEN {
+            if let Some(host) = self.lingering.ready((token - LINGERING_TOKEN) as u32) {
                 unwatch(&self.epoll, &host);
             }
             return;
@@ -291,11 +291,11 @@ impl Connections {
         }
         if let (Some(host), left) = connection.into_rest() {
             unwatch(&self.epoll, &host);
-            if let Some((number, host)) = self.drains.add(host, left)
-                && !watch(&self.epoll, host, DRAIN_TOKEN + u64::from(number))
+            if let Some((number, host)) = self.lingering.add(host, left)
+                && !watch(&self.epoll, host, LINGERING_TOKEN + u64::from(number))
             {
                 tracing::warn!("the last bytes of a vsock connection are lost");
-                self.drains.remove(number);
+                self.lingering.remove(number);
             }
         }
     }
@@ -330,7 +330,7 @@ impl Connections {
         while let Some((key, _)) = self.table.first_key_value() {
             self.end(*key);
         }
-        self.drains = LingeringSockets::default();
+        self.lingering = LingeringSockets::default();
     }
 
     /// Starts the time limits again: the device was stopped meanwhile.

@@ -32,39 +32,39 @@ impl LingeringSocket {
 /// These sockets, by number.
 #[derive(Debug, Default)]
 pub(crate) struct LingeringSockets {
-    drains: BTreeMap<u32, LingeringSocket>,
+    sockets: BTreeMap<u32, LingeringSocket>,
     next: u32,
 }
 
 impl LingeringSockets {
     pub fn len(&self) -> usize {
-        self.drains.len()
+        self.sockets.len()
     }
 
     /// Takes a nonblocking socket. Returns its number and descriptor, or `None` if the host has taken all bytes.
     pub fn add(&mut self, host: File, left: VecDeque<u8>) -> Option<(u32, &File)> {
-        let mut drain = LingeringSocket { host, left };
-        if !drain.write() {
+        let mut socket = LingeringSocket { host, left };
+        if !socket.write() {
             return None;
         }
         let after = |number: u32| (number + 1) % NUMBERS;
-        while self.drains.contains_key(&self.next) {
+        while self.sockets.contains_key(&self.next) {
             self.next = after(self.next);
         }
         let number = self.next;
         self.next = after(number);
-        Some((number, &self.drains.entry(number).or_insert(drain).host))
+        Some((number, &self.sockets.entry(number).or_insert(socket).host))
     }
 
     /// The socket may be ready. Returns it when it has taken all.
     pub fn ready(&mut self, number: u32) -> Option<File> {
-        if self.drains.get_mut(&number)?.write() {
+        if self.sockets.get_mut(&number)?.write() {
             return None;
         }
         self.remove(number)
     }
 
     pub fn remove(&mut self, number: u32) -> Option<File> {
-        self.drains.remove(&number).map(|drain| drain.host)
+        self.sockets.remove(&number).map(|socket| socket.host)
     }
 }
