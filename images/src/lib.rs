@@ -1,7 +1,7 @@
 //! The store of container images: what is unpacked of them, once for all VMs.
 //!
 //! ```text
-//! STORE/names/HASH.json           a name, the digest of the manifest that it stands for, and when it was pulled
+//! STORE/names/HASH.json           a name, the digest of the manifest that it refers to, and when it was pulled
 //! STORE/sha256-HEX/manifest.json  the image's manifest
 //! STORE/sha256-HEX/sole-disk      path of the only file in the image's folder `disk`, if that was wanted
 //! STORE/sha256-HEX/rootfs/        the files that were wanted of the image, under their paths in it

@@ -260,7 +260,7 @@ pub fn data_directory() -> Result<PathBuf, StoreError> {
     Ok(data.join("husk"))
 }
 
-/// The digest that a directory's name stands for.
+/// The digest that a directory's name refers to.
 fn digest_of(name: &str) -> Option<String> {
     let hex = name.strip_prefix("sha256-")?;
     Some(format!("sha256:{hex}"))

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The files can be read and edited: a change is one rename of a complete file, which is on stable storage. They hold
-//! Secrets, so only their owner can read them. The status of an object is never stored. The deletion of an object begins
-//! with a `deletionTimestamp` in its file, or, if the disk is full, with the sticky bit of that.
+//! Secrets, so only their owner can read them. The status of an object is never stored. The deletion of an object
+//! begins with a `deletionTimestamp` in its file, or, if the disk is full, with the sticky bit of that.
 
 mod error;
 mod key;

@@ -1,5 +1,5 @@
-//! A node that leaves Husk: the administrator sets the label `husk.io/node=leaving`. When its VMIs are gone, the agent
-//! removes the shim, so that the label can go.
+//! A node from which Husk is being removed: the administrator sets the label `husk.io/node=leaving`. When its VMIs are
+//! gone, the agent removes the shim, so that the label can go.
 
 use std::collections::BTreeSet;
 use std::fs;

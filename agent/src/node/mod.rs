@@ -58,7 +58,7 @@ pub enum Unschedulable {
     Plugins(Vec<&'static str>),
     /// The node has these VMIs, whose launcher pods do not run under Husk.
     Foreign(BTreeSet<String>),
-    /// The node leaves Husk.
+    /// Husk is being removed from the node.
     Leaving(ShimRemoval),
     /// The node has no shim.
     NoShim,

@@ -130,7 +130,7 @@ impl Context {
         }
     }
 
-    /// Reserves a place for a stream of the VM.
+    /// Takes a permit for a stream of the VM.
     fn permit(&self, limits: &OwnerLimits<String>, vm: &RunningVm) -> Result<Permit<String>, Error> {
         let permit = limits.take(vm.vmi.uid().to_owned());
         permit.ok_or_else(|| {

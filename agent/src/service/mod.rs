@@ -77,7 +77,7 @@ impl Service {
             };
             match connection {
                 Ok((stream, peer)) => {
-                    let Some(peer_place) = peers.take(address(peer)) else {
+                    let Some(peer_permit) = peers.take(address(peer)) else {
                         debug!(service, %peer, "the peer has too many connections");
                         continue;
                     };
@@ -92,7 +92,7 @@ impl Service {
                         if let Err(error) = connection.await {
                             debug!(service, %peer, error, "a connection failed");
                         }
-                        drop(peer_place);
+                        drop(peer_permit);
                     });
                     open.add(requests, task.abort_handle());
                 }

@@ -1,17 +1,17 @@
-//! Limits the connections of each owner, such as a peer's address, so that one owner cannot use up all of them.
+//! Limits what each owner may have at a time, such as the connections of a peer, so that one cannot use up all.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The number of connections of each owner.
+/// The number of permits of each owner.
 #[derive(Debug)]
 pub struct OwnerLimits<K> {
     limit: usize,
     taken: Arc<Mutex<HashMap<K, usize>>>,
 }
 
-/// Permits one connection.
+/// A permit of an owner, until it is dropped.
 #[derive(Debug)]
 pub struct Permit<K: Eq + Hash> {
     limits: OwnerLimits<K>,
@@ -36,7 +36,7 @@ impl<K: Clone + Eq + Hash> OwnerLimits<K> {
         }
     }
 
-    /// Reserves a permit for a connection; `None` if `owner` is at its limit.
+    /// Takes a permit; `None` if `owner` is at its limit.
     pub fn take(&self, owner: K) -> Option<Permit<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.get(&owner).copied().unwrap_or(0);

@@ -26,7 +26,7 @@ pub(crate) enum Mode {
     /// After the sentinel while hunting.
     Found,
     /// Each line is a reply.
-    InStep,
+    Synchronized,
 }
 
 impl LineDecoder {
@@ -89,7 +89,7 @@ impl LineDecoder {
             return Ok(());
         }
         self.line = Vec::new();
-        if self.mode == Mode::InStep {
+        if self.mode == Mode::Synchronized {
             return Err(Fault::TooLong(self.limit));
         }
         self.mode = Mode::Hunting;
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_line_may_arrive_in_parts_and_blank_lines_are_skipped() {
-        let mut decoder = decoder(Mode::InStep);
+        let mut decoder = decoder(Mode::Synchronized);
         let mut input: &[u8] = b"\r\n  \n{\"re";
         assert_eq!(decoder.take(&mut input), Ok(None));
         let mut input: &[u8] = b"turn\"}\nnext";
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn the_sentinel_drops_an_unfinished_line() {
         assert_eq!(
-            line(&mut decoder(Mode::InStep), b"{\"ret\xff{}\n"),
+            line(&mut decoder(Mode::Synchronized), b"{\"ret\xff{}\n"),
             Some(b"{}".to_vec())
         );
     }
@@ -151,8 +151,11 @@ mod tests {
     #[test]
     fn lines_and_replies_are_bounded() {
         let mut input: &[u8] = b"0123456789abcdefg";
-        assert_eq!(decoder(Mode::InStep).take(&mut input), Err(Fault::TooLong(16)));
-        let mut decoder = decoder(Mode::InStep);
+        assert_eq!(
+            decoder(Mode::Synchronized).take(&mut input),
+            Err(Fault::TooLong(16))
+        );
+        let mut decoder = decoder(Mode::Synchronized);
         assert_eq!(decoder.take(&mut &[b'\n'; 64][..]), Ok(None));
         assert_eq!(decoder.take(&mut &[b'\n'; 1][..]), Err(Fault::Flood(64)));
         decoder.begin(Mode::Hunting, 16, 64);
@@ -168,7 +171,7 @@ mod tests {
             part in 1usize..20,
             is_synchronized: bool,
         ) {
-            let mode = if is_synchronized { Mode::InStep } else { Mode::Hunting };
+            let mode = if is_synchronized { Mode::Synchronized } else { Mode::Hunting };
             let run = |parts: &mut dyn Iterator<Item = &[u8]>| {
                 let mut decoder = decoder(mode);
                 let mut lines = Vec::new();

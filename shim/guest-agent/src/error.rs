@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The agent does not have the command, or its configuration or a freeze has switched it off.
-    #[error("the guest agent does not support {command}: {desc}")]
+    #[error("the guest agent refuses {command}: {desc}")]
     CommandNotFound {
         command: &'static str,
         /// The agent's text, made visible.

@@ -49,7 +49,7 @@ fn become_launcher() -> bool {
         libc::setfsgid(LAUNCHER);
         libc::setfsuid(LAUNCHER);
     }
-    // Both calls return the earlier ID, also on failure. A call with an ID that does not exist changes nothing.
+    // Neither call reports an error. With an ID that does not exist they change nothing, and return the present one.
     // SAFETY: as above.
     let present = unsafe { [libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)] };
     present.iter().all(|id| u32::try_from(*id) == Ok(LAUNCHER))

@@ -1,5 +1,5 @@
-//! Routes an engine's calls to the backend for plain files or to threads of the image: a qcow2 image has threads for all
-//! calls, a block device has one for discards.
+//! Routes an engine's calls to the backend for plain files or to threads of the image: a qcow2 image has threads for
+//! all calls, a block device has one for discards.
 
 use std::collections::VecDeque;
 use std::io;

@@ -12,7 +12,7 @@ use tonic::Status;
 use super::fields::{OpenFuture, invalid, missing, take_fd};
 
 /// Takes the device of the LUN in `field`, which is to be opened.
-pub(super) async fn claim_device(
+pub(super) async fn take_device(
     fds: &FdReceiver,
     field: &str,
     scsi: &pb::ScsiDisk,
@@ -93,7 +93,7 @@ mod tests {
             r#type: pb::scsi_disk::Type::Lun.into(),
             ..Default::default()
         };
-        let opening = claim_device(&fds, "disk", &scsi).await.unwrap();
+        let opening = take_device(&fds, "disk", &scsi).await.unwrap();
         let error = opening.await.unwrap_err();
         assert_eq!(
             error.message(),

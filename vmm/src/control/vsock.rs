@@ -12,7 +12,7 @@ use tonic::Status;
 use super::fields::{invalid, take_fd};
 use crate::machine::VsockSetup;
 
-/// The device of a configuration. Claims its descriptor.
+/// The device of a configuration. Takes its descriptor.
 pub(super) async fn setup(
     fds: &FdReceiver,
     guest_cid: u32,

@@ -59,7 +59,7 @@ fn union(entries: &[kvm_cpuid_entry2], leaf: u32, subleaf: u32, register: Regist
     matching.fold(0, |all, e| all | register.of(e))
 }
 
-fn has_any(entry: &kvm_cpuid_entry2) -> bool {
+fn is_nonzero(entry: &kvm_cpuid_entry2) -> bool {
     [entry.eax, entry.ebx, entry.ecx, entry.edx] != [0; 4]
 }
 
@@ -98,8 +98,8 @@ pub fn check_saved(saved: &[kvm_cpuid_entry2], offered: &[kvm_cpuid_entry2]) -> 
         let bits = (0..32).filter(|bit| lacking >> bit & 1 == 1).filter(compared);
         missing.extend(bits.map(|bit| word.name(bit)));
     }
-    let emptied = |leaf: &u32| saved.iter().any(|e| e.function == *leaf && has_any(e));
-    let leaves = EMPTIED.iter().map(|(leaf, _)| *leaf).filter(emptied);
+    let is_promised = |leaf: &u32| saved.iter().any(|e| e.function == *leaf && is_nonzero(e));
+    let leaves = EMPTIED.iter().map(|(leaf, _)| *leaf).filter(is_promised);
     missing.extend(leaves.map(|leaf| format!("CPUID leaf {leaf:#x}")));
     if !missing.is_empty() {
         return Err(CpuMismatch::Features(missing));

@@ -48,7 +48,7 @@ pub enum MachineError {
     /// Two devices claim one address.
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// A part of the machine that holds state.
+    /// A component of the machine.
     #[error(transparent)]
     Component(#[from] ComponentError),
     /// PCI.

@@ -110,9 +110,9 @@ impl LegacyDevices {
         })
     }
 
-    /// Adds each device to the parts of a machine.
+    /// Adds each device to the components of a machine.
     pub(super) fn add_to(&self, components: &mut Components) -> Result<(), ComponentError> {
-        let parts: [(&str, Arc<dyn Component>); 6] = [
+        let devices: [(&str, Arc<dyn Component>); 6] = [
             ("pci-hotplug", self.hotplug.clone()),
             ("acpi-power", self.power.clone()),
             ("pvpanic", self.pvpanic.clone()),
@@ -120,8 +120,8 @@ impl LegacyDevices {
             ("serial", self.serial.clone()),
             ("i8042", self.i8042.clone()),
         ];
-        for (name, part) in parts {
-            components.insert(Stage::Platform, name, part)?;
+        for (name, device) in devices {
+            components.insert(Stage::Platform, name, device)?;
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ pub enum NicError {
     /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]
     Virtio(String, VirtioPciError),
-    /// Another part of the machine has the interface's name.
+    /// Another component of the machine has the interface's name.
     #[error(transparent)]
     Component(#[from] ComponentError),
     /// The PCI bus.

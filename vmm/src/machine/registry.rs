@@ -1,4 +1,4 @@
-//! The registry of the machine's parts: its PCI functions, those plugged while it runs included, and all else that
+//! The registry of the machine's components: its PCI functions, those plugged while it runs included, and all else that
 //! holds state.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ const SLOT_WINDOW: u64 = 1 << 20;
 /// Slots beyond the boot devices into which functions can be plugged.
 const HOTPLUG_SLOTS: usize = 8;
 
-/// Name of the watchdog among the machine's parts.
+/// Name of the watchdog among the machine's components.
 const WATCHDOG: &str = "i6300esb";
 
 /// The host's end of a device.
@@ -46,7 +46,7 @@ struct RegisteredDevice {
     handle: DeviceHandle,
 }
 
-/// The stable name of a virtio function among the machine's parts.
+/// The stable name of a virtio function among the machine's components.
 fn component_name(transport: &VirtioPci) -> String {
     format!("virtio-{}", transport.name())
 }
@@ -54,7 +54,7 @@ fn component_name(transport: &VirtioPci) -> String {
 /// Every PCI function. The virtio devices that a machine starts with come first, in slot order.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
-    /// Every part that holds state, the functions and the bus included.
+    /// Every component that holds state, the functions and the bus included.
     pub components: Components,
     pub root: Arc<PciRoot>,
     pub hotplug: Arc<PciHotplug>,

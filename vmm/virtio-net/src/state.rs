@@ -1,5 +1,5 @@
-//! The state of the device across a snapshot. The frames in its taps, and its counters, are not a part of it. The taps get
-//! their settings when the device is activated.
+//! The state of the device across a snapshot. The frames in its taps, and its counters, are not a part of it. The taps
+//! get their settings when the device is activated.
 
 use std::sync::Arc;
 

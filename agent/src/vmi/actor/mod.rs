@@ -224,8 +224,8 @@ impl VmiActor {
         }
     }
 
-    /// A VMI without a pod that runs under Husk. The pod starts, or the node was reset, or the pod is not Husk's: then the
-    /// VMI is never written.
+    /// Handles a VMI for which no pod under Husk is known: its pod is starting, the node was reset, or the pod is not
+    /// Husk's. In the last case the VMI is never written.
     async fn handle_foreign_or_lost_pod(&mut self, vmi: &Arc<Vmi>) -> Next {
         if self.pod.is_some()
             || !matches!(vmi.phase(), "Scheduled" | "Running")

@@ -67,7 +67,7 @@ impl VmiActor {
     pub(super) async fn report_panics(&mut self, vmi: &Vmi, state: &PodState) {
         let (panics, before) = match state {
             PodState::Running(status) => (status.panics, self.panics.unwrap_or(status.panics)),
-            // No agent has seen the end of this VM. Panics that it survived had their events before.
+            // An agent that starts after the VM's end has no count. Only the last panic can lack its event.
             PodState::Ended(status) => {
                 let last = u64::from(status.exit() == ExitReason::GuestPanic);
                 (

@@ -28,7 +28,7 @@ pub enum TakeError {
     #[error("the descriptor channel is closed and token {0} never arrived")]
     Closed(Token),
     /// Another request waits for this token.
-    #[error("token {0} has a waiter already")]
+    #[error("another request waits for token {0} already")]
     Awaited(Token),
     /// The maximum number of requests wait.
     #[error("too many requests wait for descriptors")]

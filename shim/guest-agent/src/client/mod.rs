@@ -230,7 +230,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
     async fn exchange(&mut self, call: Call, line: &[u8]) -> Result<Vec<u8>, AgentError> {
         self.send(line).await?;
         let budget = call.max_reply + MAX_NOISE;
-        self.decoder.begin(Mode::InStep, call.max_reply, budget);
+        self.decoder.begin(Mode::Synchronized, call.max_reply, budget);
         self.read_line(call).await
     }
 

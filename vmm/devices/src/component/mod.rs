@@ -36,8 +36,8 @@ pub trait Component: Send + Sync {
     fn resume(&self) {}
 
     /// From the next [`Component::resume`] or activation on, marks in `log` the pages of guest memory that the kernel
-    /// writes for the component by itself; with `None`, no longer. What this process writes is in the dirty bitmap of its
-    /// memory. The component is paused, or not active.
+    /// writes for the component by itself; with `None`, no longer. What this process writes is in the dirty bitmap of
+    /// its memory. The component is paused, or not active.
     fn log_pages(&self, _log: Option<&Arc<PageLog>>) {}
 
     /// All that the component holds, as far as the guest can tell. Changes nothing; the component stays paused.

@@ -40,7 +40,7 @@ impl std::fmt::Debug for Components {
 #[derive(Debug, thiserror::Error)]
 pub enum ComponentError {
     /// Two components have one name.
-    #[error("the machine has two components that are called {0:?}")]
+    #[error("two components of the machine have the name {0:?}")]
     Duplicate(String),
     /// A component cannot be saved.
     #[error("cannot save {name}")]

@@ -1,4 +1,4 @@
-//! The state of one part.
+//! The state of one component.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{RestoreError, SaveError};
 
-/// The state of one part of a machine, as JSON.
+/// The state of one component of a machine, as JSON.
 ///
 /// The types that it is made of refuse unknown fields. A field that a later version adds has a default, so that the
 /// later version reads what an earlier one wrote.

@@ -1,4 +1,4 @@
-//! States that no program wrote, for the tests of parts.
+//! States that no program wrote, for the tests of components.
 
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -137,7 +137,7 @@ pub(super) async fn take_unit(
             Box::pin(async { Ok(Medium::CdRom(Some(disc.await?))) })
         }
         Type::Lun => {
-            let device = passthrough::claim_device(fds, field, scsi).await?;
+            let device = passthrough::take_device(fds, field, scsi).await?;
             Box::pin(async { Ok(Medium::Passthrough(device.await?)) })
         }
         Type::Disk | Type::Unspecified => {

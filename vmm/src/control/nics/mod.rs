@@ -16,7 +16,7 @@ use crate::machine::{Nic, NicError};
 /// Maximum time for the guest to eject a NIC before the request fails.
 const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
-async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
+async fn take_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
     let mut taken = Vec::new();
     for (i, fd) in list.iter().enumerate() {
         taken.push(take_fd(fds, &format!("{field}[{i}]"), Some(fd)).await?);
@@ -42,8 +42,8 @@ pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Resul
             "must name one descriptor for each tap, or none",
         ));
     }
-    let taps = claim_all(fds, &at("taps"), &nic.taps).await?;
-    let vhost = claim_all(fds, &at("vhost"), &nic.vhost).await?;
+    let taps = take_all(fds, &at("taps"), &nic.taps).await?;
+    let vhost = take_all(fds, &at("vhost"), &nic.vhost).await?;
     let vhost = vhost.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
     let pairs = taps.into_iter().zip(vhost);
     Ok(NetSetup {

@@ -1,7 +1,7 @@
 //! Pauses for which no caller waits: for an I/O error, and by the watchdog.
 //!
-//! A vCPU that resets a device waits for the device's requests, and storage that does not answer holds them up. It cannot
-//! be paused then: the VM runs on, and the pause is tried again.
+//! A vCPU that resets a device waits for the device's requests, and storage that does not answer holds them up. It
+//! cannot be paused then: the VM runs on, and the pause is tried again.
 
 use std::time::Duration;
 
