@@ -18,7 +18,7 @@ use husk_agent::event::EventSender;
 use husk_agent::monitoring::{self, Readiness};
 use husk_agent::node::{LauncherPods, NodeActor, NodeShim, ShimUsers};
 use husk_agent::rest::{self, VsockCertificateDir};
-use husk_agent::service::CertificateFiles;
+use husk_agent::service::{self, CertificateFiles};
 use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -69,12 +69,12 @@ struct Args {
     #[arg(long, value_name = "DIR", default_value = "/opt/husk")]
     versions_dir: PathBuf,
 
-    /// Address of the service for virt-api: console, pause and others
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8186")]
+    /// Address of the service for virt-api: console, pause and others. `[::]` is that of IPv4 too
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8186")]
     rest_address: SocketAddr,
 
     /// Address of the service for the kubelet's probes and for Prometheus: /healthz, /readyz and /metrics
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8443")]
     metrics_address: SocketAddr,
 
     /// Directory of the services' certificate and key, tls.crt and tls.key, as virt-operator makes them for virt-handler
@@ -168,8 +168,8 @@ async fn run(args: Args) -> Result<(), String> {
     );
     let present = vmis.present();
     tasks.spawn(vmis.run(stopped.clone()));
-    let listener = bind(args.rest_address).await?;
-    let monitoring_listener = bind(args.metrics_address).await?;
+    let listener = bind(args.rest_address)?;
+    let monitoring_listener = bind(args.metrics_address)?;
     let (rest_settings, rest_tls) = watch::channel(None);
     let (monitoring_settings, monitoring_tls) = watch::channel(None);
     let files = CertificateFiles::new(args.certificate_dir);
@@ -235,8 +235,6 @@ async fn run(args: Args) -> Result<(), String> {
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| format!("{address}: {error}"))
+fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    service::listen(address).map_err(|error| format!("{address}: {error}"))
 }

@@ -1,5 +1,6 @@
 //! HTTP/1.1 over TLS for the agent's services: bounded connections, handshakes and headers.
 
+mod listen;
 mod open;
 mod owner_limits;
 mod tls;
@@ -22,6 +23,7 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use crate::watching::stopped;
+pub use listen::listen;
 use open::{OpenConnections, Requests};
 pub use owner_limits::{OwnerLimits, Permit};
 pub use tls::{CertificateFiles, TlsSettings};
