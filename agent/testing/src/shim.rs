@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use husk_proto::fds::{FdReceiver, Token};
@@ -36,6 +37,8 @@ struct State {
     calls: Vec<String>,
     /// Error of the next starts.
     refusal: Option<String>,
+    /// The guest runs this long after the answer to the start.
+    boot_time: Duration,
     /// The answer to `Info`, but for the status.
     info: InfoResponse,
     /// The answer of the guest agent to `Info`. `None`: the guest has no agent.
@@ -111,6 +114,11 @@ impl Shim {
     /// Refuses to start the VM, or no longer does.
     pub fn refuse(&self, reason: Option<&str>) {
         self.state().refusal = reason.map(str::to_owned);
+    }
+
+    /// Lets guests run only this long after the answer to their start.
+    pub fn boot_within(&self, time: Duration) {
+        self.state().boot_time = time;
     }
 
     /// Changes the answer to `Info`.
@@ -339,7 +347,20 @@ impl Pod for Shim {
             return Err(Error::failed_precondition(refusal));
         }
         if self.status.borrow().phase() == Phase::Scheduled {
-            self.called("start");
+            let is_first = self.starts() == 0;
+            self.called(if is_first { "start" } else { "start again" });
+            let boot_time = self.state().boot_time;
+            if !boot_time.is_zero() {
+                if !is_first {
+                    return Err(Error::unavailable("the VM is being started"));
+                }
+                let shim = self.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(boot_time).await;
+                    shim.change(|status| status.set_phase(Phase::Running));
+                });
+                return Ok(Response::new(SyncVmiResponse::default()));
+            }
             self.change(|status| {
                 status.set_phase(Phase::Running);
                 status.disks = vec![Disk {

@@ -17,6 +17,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
 use tracing::{debug, warn};
 
 use super::attachment::{Attachment, PodsDir};
@@ -87,6 +88,11 @@ pub struct VmiActor {
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
+    /// When the shim answered that it starts the VM. Its status says so a little later.
+    start_answered: Option<Instant>,
+    /// Error of the last write of the status, and the time until the next one.
+    write_error: Option<String>,
+    write_retry: Duration,
     /// Panics of the guest that have had an event, or that another agent has seen.
     panics: Option<u64>,
     /// Hotplugged volumes in the last status.
@@ -137,6 +143,9 @@ impl VmiActor {
             retry: FIRST_RETRY,
             grace: None,
             started: false,
+            start_answered: None,
+            write_error: None,
+            write_retry: FIRST_RETRY,
             panics: None,
             plugged: Vec::new(),
             awaited: AwaitedVolumes::default(),
@@ -340,6 +349,12 @@ impl VmiActor {
             return Next::Wait;
         }
         let starts = *state == PodState::Waiting;
+        if starts
+            && let Some(at) = self.start_answered
+            && let Some(rest) = LOOK_INTERVAL.checked_sub(at.elapsed())
+        {
+            return Next::After(rest);
+        }
         let desired = vmi.desired();
         let done = self
             .synced
@@ -392,6 +407,7 @@ impl VmiActor {
                 retry = VOLUME_RETRY;
                 // The start says nothing of hotpluggable volumes.
                 let started = sync.starts && !synced.waits;
+                self.start_answered = started.then(Instant::now);
                 let complete = synced.answer.complete;
                 if synced.waits {
                     self.started = false;
@@ -410,6 +426,12 @@ impl VmiActor {
                         return;
                     }
                 }
+            }
+            // Another agent has begun to start the VM.
+            Err(error) if sync.starts && error.code() == Code::Unavailable => {
+                debug!(error = error.message(), "the VM cannot be started now");
+                self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.desired));
+                return;
             }
             Err(error) => match error.message() {
                 "" => error.to_string(),
@@ -455,20 +477,26 @@ impl VmiActor {
                 object::forget_managers(&mut written);
                 let written = Arc::new(Vmi(written));
                 self.written = Some(Arc::clone(&written));
+                (self.write_error, self.write_retry) = (None, FIRST_RETRY);
                 self.report(vmi, &written).await;
                 Ok(())
             }
             // The watch has a newer object soon.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(LOOK_INTERVAL),
-            Ok(Err(error)) => {
-                warn!(vmi = name, %error, "the status was not written");
-                Err(FIRST_RETRY)
-            }
-            Err(_) => {
-                warn!(vmi = name, "the API server does not answer");
-                Err(FIRST_RETRY)
-            }
+            Ok(Err(error)) => Err(self.not_written(&name, error.to_string())),
+            Err(_) => Err(self.not_written(&name, "the API server does not answer".to_owned())),
         }
+    }
+
+    /// Logs an error that is new. Returns the time until the next attempt.
+    fn not_written(&mut self, vmi: &str, error: String) -> Duration {
+        if self.write_error.as_ref() != Some(&error) {
+            warn!(vmi, error, "the status was not written");
+            self.write_error = Some(error);
+        }
+        let retry = self.write_retry;
+        self.write_retry = (retry * 2).min(LAST_RETRY);
+        retry
     }
 }
 

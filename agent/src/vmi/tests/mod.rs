@@ -325,6 +325,30 @@ async fn failed_attempt_to_start_is_not_the_end() {
 }
 
 #[tokio::test]
+async fn vm_that_is_being_started_is_let_be() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    shim.boot_within(Duration::from_millis(900));
+    let agent = node.agent();
+    until("started", || shim.starts() == 1).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(shim.calls(), ["start"]);
+    // Another agent does not know who starts it.
+    agent.abort();
+    let _agent = node.agent();
+    node.until_phase("vm", "Running").await;
+    assert!(shim.calls().contains(&"start again".to_owned()));
+    assert!(node.condition("vm", "Synchronized").is_none());
+    assert!(
+        !node
+            .api
+            .events("vm")
+            .iter()
+            .any(|event| event.starts_with("SyncFailed"))
+    );
+}
+
+#[tokio::test]
 async fn vm_that_does_not_start_is_a_condition_and_one_event() {
     let node = Node::new();
     let shim = node.schedule("vm");

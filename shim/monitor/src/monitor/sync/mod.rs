@@ -104,7 +104,8 @@ impl VmiSync {
         }
         given.check(&vmi)?;
         if self.vm.running().is_none() {
-            return Err(VmError::not_running());
+            // It is being started, or has ended.
+            return Err(VmError::unavailable("the VM is not running"));
         }
         if self.vm.status().borrow().stopping {
             return Err(VmError::wrong_state("the VM is being shut down"));
