@@ -61,8 +61,12 @@ impl TlsSettings {
     /// One of them is not valid; the text says which.
     pub fn for_virt_api(chain: &[u8], key: &[u8], cas: &[u8]) -> Result<TlsSettings, String> {
         let mut roots = RootCertStore::empty();
-        for ca in certificates(cas, "the CA bundle")? {
-            roots.add(ca).map_err(|error| format!("the CA bundle: {error}"))?;
+        let (_, refused) = roots.add_parsable_certificates(certificates(cas, "the CA bundle")?);
+        if roots.is_empty() {
+            return Err("the CA bundle: none of its certificates can be used".to_owned());
+        }
+        if refused > 0 {
+            warn!(refused, "the CA bundle has certificates that cannot be used");
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
@@ -240,6 +244,18 @@ mod tests {
     use super::*;
     use crate::testing::api_server::ApiServer;
     use crate::testing::authority::{Authority, Identity};
+
+    #[test]
+    fn a_ca_that_cannot_be_used_does_not_cost_the_others() {
+        let authority = Authority::new();
+        let Identity { certificate, key } = authority.server();
+        let settings =
+            |cas: &str| TlsSettings::for_virt_api(certificate.as_bytes(), key.as_bytes(), cas.as_bytes());
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        settings(&format!("{broken}{}", authority.pem())).unwrap();
+        let error = settings(broken).unwrap_err();
+        assert_eq!(error, "the CA bundle: none of its certificates can be used");
+    }
 
     #[tokio::test]
     async fn certificate_is_there_although_the_api_server_hangs() {

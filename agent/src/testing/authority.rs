@@ -61,6 +61,11 @@ impl Authority {
         )
     }
 
+    /// Its certificate.
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
     /// Settings of the service for virt-api.
     pub fn settings(&self) -> TlsSettings {
         let Identity { certificate, key } = self.server();
