@@ -32,11 +32,11 @@ const QUEUE: usize = 16;
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Accepts KubeVirt's protocol, with a limit on frames: the first bytes of a frame allocate memory for all of it.
-pub(super) fn limited(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+pub(super) fn limited(upgrade: WebSocketUpgrade, max_frame: usize) -> WebSocketUpgrade {
     upgrade
         .protocols([PROTOCOL])
         .max_message_size(MAX_MESSAGE)
-        .max_frame_size(MAX_MESSAGE)
+        .max_frame_size(max_frame)
         .read_buffer_size(BUFFER)
         .write_buffer_size(BUFFER)
 }
@@ -57,7 +57,7 @@ pub async fn console(
         Ok(Err(status)) => return Err(Error::bad(format!("no console: {}", status.message()))),
         Err(_) => return Err(Error::failed(NO_ANSWER)),
     };
-    Ok(limited(upgrade).on_upgrade(async move |socket| {
+    Ok(limited(upgrade, MAX_MESSAGE).on_upgrade(async move |socket| {
         let (sink, stream) = socket.split();
         tokio::select! {
             () = to_guest(stream, input) => {}
