@@ -196,7 +196,11 @@ impl NodeActor {
         let plugins = self.all_registered();
         let _ = timeout(PLUGINS_TIMEOUT, plugins).await;
         while !*stop.borrow() {
-            let next = match self.update().await {
+            let updated = tokio::select! {
+                updated = self.update() => updated,
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            let next = match updated {
                 Ok(true) => HEARTBEAT_INTERVAL + jitter(HEARTBEAT_JITTER),
                 Ok(false) => UNSCHEDULABLE_INTERVAL,
                 Err(error) => {
