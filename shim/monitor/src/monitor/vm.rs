@@ -298,11 +298,12 @@ impl VmActor {
         }
     }
 
-    /// The first signal starts a graceful shutdown, unless one is under way; the second kills the VM.
+    /// The first signal starts a graceful shutdown, or shortens the grace period of one that is under way: a service
+    /// manager does not wait longer than for that of the manifest. The second kills the VM.
     fn handle_signal(&mut self, vmm: &VmmProcess) {
         if std::mem::replace(&mut self.signalled, true) {
             self.kill(vmm, KillReason::Requested);
-        } else if self.stopping.is_none() {
+        } else {
             self.shut_down(self.plan.grace_period_seconds, vmm);
         }
     }

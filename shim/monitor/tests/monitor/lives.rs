@@ -121,7 +121,7 @@ pub fn second_signal_kills() {
     f.is_clean(&vm.pids());
 }
 
-/// A supervisor sends a signal although a client has asked for a shutdown: that has its grace period all the same.
+/// A supervisor sends a signal although a client has asked for a shutdown: the grace period of the manifest applies.
 pub fn signal_after_a_shutdown_does_not_kill() {
     let f = Fixture::new();
     let mut vm = f.start(plan("deaf")).unwrap();
@@ -139,6 +139,17 @@ pub fn signal_after_a_shutdown_does_not_kill() {
         (status.phase(), status.reason.as_str()),
         (Phase::Failed, "Killed")
     );
+    f.is_clean(&vm.pids());
+
+    let plan = VmPlan {
+        grace_period_seconds: 1,
+        ..plan("deaf")
+    };
+    let mut vm = f.start(plan).unwrap();
+    f.wait(vm.client.shutdown(request)).unwrap();
+    let monitor = vm.monitor;
+    let status = vm.ends(async |_| signal(monitor, Signal::TERM));
+    assert_eq!(status.reason, "GracePeriodExpired");
     f.is_clean(&vm.pids());
 }
 
