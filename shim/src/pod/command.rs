@@ -26,7 +26,7 @@ pub(crate) enum PodCommand {
     Exec(ExecRequest, Reply<()>),
     /// The second string of these is the id of a process that was added.
     StartExec(String, String, Reply<u32>),
-    KillExec(String, String, Reply<()>),
+    KillExec(String, String, u32, Reply<()>),
     DeleteExec(String, String, Reply<ContainerExit>),
     ExecStatus(String, String, Reply<ContainerStatus>),
     Stats(String, Reply<CgroupStats>),

@@ -161,7 +161,10 @@ impl Container {
             stdio: self.stdio.clone(),
             processes: match &phase {
                 ContainerPhase::Created | ContainerPhase::Running { .. } => vec![self.pid],
-                _ => Vec::new(),
+                // A containerd that restarts takes a shim without processes for a leaked one: it deletes the container,
+                // and the exit status is lost.
+                ContainerPhase::Stopped(_) => vec![std::process::id()],
+                ContainerPhase::Creating => Vec::new(),
             },
             changes: self.phase.subscribe(),
             vm: self.vm.as_ref().map(|vm| vm.handle.clone()),

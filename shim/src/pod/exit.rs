@@ -21,9 +21,13 @@ use crate::stdio::Streams;
 
 impl Pod {
     pub(super) async fn kill(&mut self, id: &str, signal: u32) -> Result<(), TaskError> {
+        let in_pod = self.sandbox().is_some();
         let container = self.find(id)?;
         if container.is_stopped() {
             return Err(TaskError::not_found(format!("container {id} has ended already")));
+        }
+        if !in_pod && signals::is_of_terminal(signal) {
+            return Ok(());
         }
         let Some(vm) = &container.vm else {
             if let Some(building) = &mut container.building {

@@ -100,8 +100,8 @@ impl Pod {
             PodCommand::ContainerStatus(id, reply) => drop(reply.send(self.container_status(&id))),
             PodCommand::Exec(request, reply) => drop(reply.send(self.exec(request))),
             PodCommand::StartExec(id, exec_id, reply) => self.start_exec(&id, &exec_id, reply),
-            PodCommand::KillExec(id, exec_id, reply) => {
-                let _ = reply.send(self.kill_exec(&id, &exec_id));
+            PodCommand::KillExec(id, exec_id, signal, reply) => {
+                let _ = reply.send(self.kill_exec(&id, &exec_id, signal));
             }
             PodCommand::DeleteExec(id, exec_id, reply) => {
                 let _ = reply.send(self.delete_exec(&id, &exec_id));

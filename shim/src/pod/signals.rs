@@ -12,6 +12,8 @@ pub(super) const SIGKILL: u32 = 9;
 const SIGTERM: u32 = 15;
 /// SIGCHLD, SIGCONT and SIGSTOP: nobody sends them to end a process.
 const NOT_ENDING: [u32; 3] = [17, 18, 19];
+/// SIGTSTP, SIGTTIN, SIGTTOU and SIGWINCH: a terminal sends them to its processes.
+const OF_TERMINAL: [u32; 4] = [20, 21, 22, 28];
 /// SIGRTMAX.
 const LAST_SIGNAL: u32 = 64;
 /// Base of the exit status of a process that a signal killed.
@@ -38,6 +40,12 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
             "there is no signal {signal}: {SIGTERM} presses the VM's power button, {SIGKILL} kills it"
         ))),
     }
+}
+
+/// True for the signals of a terminal. `ctr run` passes on those that it gets. In a pod nobody does, so that there they
+/// are stop signals of images.
+pub(super) fn is_of_terminal(signal: u32) -> bool {
+    OF_TERMINAL.contains(&signal)
 }
 
 /// Returns the exit status of a container without a VM for this signal, or `None` if the signal does not end it.

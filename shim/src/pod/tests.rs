@@ -66,6 +66,25 @@ async fn completes(stopped: impl Future<Output = ()>) -> bool {
 }
 
 #[tokio::test]
+async fn signals_of_a_terminal_end_containers_of_pods_only() {
+    for signal in [20, 21, 22, 28] {
+        let (mut pod, _events, _handle) = pod(Role::NoOp, ContainerPhase::Running { paused: false });
+        pod.kill(ID, signal).await.unwrap();
+        assert!(pod.containers[ID].is_running(), "{signal}");
+        let sandbox = container(
+            "sandbox",
+            Role::Sandbox,
+            ContainerPhase::Running { paused: false },
+        );
+        pod.containers.insert("sandbox".to_owned(), sandbox);
+        pod.kill(ID, signal).await.unwrap();
+        assert!(pod.containers[ID].is_stopped(), "{signal}");
+        // Else containerd, when it starts again, deletes the container and forgets how it ended.
+        assert_eq!(pod.containers[ID].seen().processes, [std::process::id()]);
+    }
+}
+
+#[tokio::test]
 async fn signals_end_the_build_of_a_launchers_vm() {
     for (signal, wanted) in [(15, 0), (9, 137)] {
         let (mut pod, _events, _handle) = pod(launcher(), ContainerPhase::Running { paused: false });
@@ -352,8 +371,13 @@ async fn the_streams_of_a_process_open_at_its_start_and_close_before_its_exit() 
             assert_eq!(received.recv_timeout(within).unwrap().1, "open");
         }
         if killed {
-            pod.kill_exec(ID, "probe").unwrap();
-            pod.kill_exec(ID, "probe").unwrap();
+            for nothing in [0, 17, 28] {
+                pod.kill_exec(ID, "probe", nothing).unwrap();
+            }
+            pod.kill_exec(ID, "probe", 65).unwrap_err();
+            assert!(received.try_recv().is_err());
+            pod.kill_exec(ID, "probe", 15).unwrap();
+            pod.kill_exec(ID, "probe", 9).unwrap();
         }
         let command = pod.mailbox.recv().await.unwrap();
         let mut outputs = [(); 2].map(|()| received.recv_timeout(within).unwrap());

@@ -86,7 +86,7 @@ impl Task for Service {
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
         if !request.exec_id.is_empty() {
             self.pod
-                .ask(|reply| PodCommand::KillExec(request.id, request.exec_id, reply))
+                .ask(|reply| PodCommand::KillExec(request.id, request.exec_id, request.signal, reply))
                 .await?;
             return Ok(Empty::default());
         }

@@ -137,14 +137,20 @@ impl Pod {
         });
     }
 
-    /// Ends a process, whatever the signal: it has no handlers.
-    pub(super) fn kill_exec(&mut self, id: &str, exec_id: &str) -> Result<(), TaskError> {
+    /// Sends a process a signal. One that ends processes ends it at once: it has no handlers.
+    pub(super) fn kill_exec(&mut self, id: &str, exec_id: &str, signal: u32) -> Result<(), TaskError> {
         let process = self.find(id)?.exec(exec_id)?;
         let phase = *process.phase.borrow();
+        if signals::is_of_terminal(signal) {
+            return Ok(());
+        }
+        let Some(status) = signals::signal_exit_status(signal)? else {
+            return Ok(());
+        };
         match phase {
             // The exit is recorded when the streams are closed.
             ContainerPhase::Running { .. } => process.kill = None,
-            _ => self.exec_ended(id, exec_id, signals::KILLED),
+            _ => self.exec_ended(id, exec_id, status),
         }
         Ok(())
     }
