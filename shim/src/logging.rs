@@ -23,6 +23,8 @@ pub(crate) fn begin(bundle: &Path, debug: bool) {
         .with_ansi(false)
         .with_writer(Log(Arc::new(log)))
         .init();
+    // Standard error is /dev/null.
+    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "the shim failed")));
 }
 
 /// Also writes the log to `stdout`, the standard output of a launcher container. It shows what happens to the VM,

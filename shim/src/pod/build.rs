@@ -112,7 +112,10 @@ impl VmBuilder {
         let streams = match streams {
             Ok(streams) => streams,
             Err(error) => {
-                let _ = embedded_vm.vm.kill().await;
+                let vm = embedded_vm.vm.clone();
+                drop(embedded_vm);
+                let _ = vm.kill().await;
+                final_status(vm.status()).await;
                 return Err(TaskError::invalid(format!("standard streams: {error}")));
             }
         };
