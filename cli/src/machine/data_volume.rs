@@ -176,9 +176,12 @@ fn fill(
         }
     })
     .map_err(|failure| failed(DataError::of(STATUS, failure).text))?;
-    if_current(stores, volume, stored, import)?
-        .finish(&claim(stored, data, 0))
-        .map_err(|error| failed(error.to_string()))?;
+    let finished = if_current(stores, volume, stored, import)?.finish(&claim(stored, data, 0));
+    if matches!(finished, Err(ClaimError::Exists(_))) {
+        // Somebody has created the claim meanwhile: nothing would remove what was downloaded.
+        let _ = stores.claims.abandon_import(&volume.namespace, &volume.name);
+    }
+    finished.map_err(|error| failed(error.to_string()))?;
     keep(stores, volume, stored)
 }
 
@@ -215,23 +218,25 @@ fn progress(event: &Event) -> Option<String> {
 }
 
 /// Stores the `dataVolumeTemplates` of a VM as its DataVolumes, unless there are objects of their names or the VM was
-/// deleted meanwhile.
+/// deleted meanwhile. `before` is the VM's object before it was changed: a DataVolume without a claim follows a template
+/// that differs from it.
 ///
 /// # Errors
 /// The store cannot be written, or the file of a DataVolume without a claim is damaged.
 pub(crate) fn store_templates(
     stores: &LocalStores,
     owner: &StoredObject,
+    before: Option<&Value>,
     vm: &ExpandedVm,
 ) -> Result<Vec<Applied>, Failure> {
-    let templates = owner
-        .value()
-        .pointer("/spec/dataVolumeTemplates")
-        .and_then(Value::as_array);
     let mut all = Vec::new();
-    for (data, template) in vm.data_volumes.iter().zip(templates.into_iter().flatten()) {
+    for (data, template) in vm.data_volumes.iter().zip(templates(owner.value())) {
         let key = Key::new(Kind::DataVolume, &owner.key.namespace, &data.metadata.name);
         match stores.objects.get(&key) {
+            Ok(object)
+                if object.is_owned_by(owner)
+                    && !stores.claims.has(&key.namespace, &key.name)
+                    && before.is_some_and(|before| has_changed(template, before)) => {}
             Ok(object) => {
                 all.push(Applied {
                     outcome: Outcome::Unchanged,
@@ -272,6 +277,17 @@ pub(crate) fn store_templates(
         }))?);
     }
     Ok(all)
+}
+
+fn templates(vm: &Value) -> impl Iterator<Item = &Value> {
+    let templates = vm.pointer("/spec/dataVolumeTemplates").and_then(Value::as_array);
+    templates.into_iter().flatten()
+}
+
+/// True if the VM's template of this name had another spec before.
+fn has_changed(template: &Value, before: &Value) -> bool {
+    let old = templates(before).find(|old| old["metadata"]["name"] == template["metadata"]["name"]);
+    old.is_some_and(|old| old["spec"] != template["spec"])
 }
 
 /// The claim of a DataVolume. `size` is used if the DataVolume has none.
@@ -478,7 +494,7 @@ mod tests {
             .unwrap()
             .object;
         let expanded = vm::expanded(&vm.object, &[]).unwrap();
-        store_templates(&stores, &vm, &expanded).unwrap();
+        store_templates(&stores, &vm, None, &expanded).unwrap();
         let key = Key::new(Kind::DataVolume, "default", "demo-root");
         let name = vm::name(&key);
         import(&stores, &stores.objects.read().unwrap(), &name, &mut |_| {}).unwrap();
@@ -556,7 +572,7 @@ mod tests {
             .unwrap()
             .object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
-        let stored = || store_templates(&stores, &owner, &expanded);
+        let stored = || store_templates(&stores, &owner, None, &expanded);
         let [applied] = &stored().unwrap()[..] else {
             panic!("no DataVolume")
         };
@@ -575,13 +591,46 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_without_a_claim_follows_its_template() {
+        let folder = tempfile::tempdir().unwrap();
+        let stores = LocalStores::at(folder.path());
+        let mut manifest = test_manifests::vm_with_template();
+        let apply = |manifest: &Value| {
+            let vm = stores.objects.apply(manifest).unwrap();
+            let expanded = vm::expanded(&vm.object.object, &[]).unwrap();
+            let before = vm.before.as_ref();
+            let [stored] = &store_templates(&stores, &vm.object, before, &expanded).unwrap()[..] else {
+                panic!("no DataVolume")
+            };
+            (stored.outcome, stored.object.value()["spec"].clone())
+        };
+        assert_eq!(apply(&manifest).0, Outcome::Created);
+        let template = "/spec/dataVolumeTemplates/0/spec";
+        manifest.pointer_mut(template).unwrap()["source"] = json!({"http": {"url": "http://host/corrected"}});
+        let corrected = manifest.pointer(template).unwrap().clone();
+        assert_eq!(apply(&manifest), (Outcome::Configured, corrected.clone()));
+        // The user corrects the volume itself.
+        let key = Key::new(Kind::DataVolume, "default", "demo-root");
+        let edited = stores.objects.edit(&key, |volume| {
+            volume["spec"]["source"] = json!({"blank": {}});
+        });
+        edited.unwrap();
+        manifest["metadata"]["labels"] = json!({"a": "b"});
+        assert_eq!(apply(&manifest).0, Outcome::Unchanged);
+        let new = NewClaim::new("default", "demo-root", 1 << 20);
+        stores.claims.create(&new).unwrap();
+        manifest.pointer_mut(template).unwrap()["source"] = json!({"blank": {}});
+        assert_eq!(apply(&manifest).0, Outcome::Unchanged);
+    }
+
+    #[test]
     fn a_vm_that_was_deleted_gets_no_volumes() {
         let folder = tempfile::tempdir().unwrap();
         let stores = LocalStores::at(folder.path());
         let manifest = test_manifests::vm_with_template();
         let owner = stores.objects.apply(&manifest).unwrap().object;
         let expanded = vm::expanded(&owner.object, &[]).unwrap();
-        let stored = || store_templates(&stores, &owner, &expanded).unwrap().len();
+        let stored = || store_templates(&stores, &owner, None, &expanded).unwrap().len();
         stores.objects.begin_deletion(&owner.key).unwrap();
         assert_eq!(stored(), 0);
         stores.objects.remove(&owner.key).unwrap();

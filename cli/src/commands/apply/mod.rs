@@ -8,7 +8,7 @@ pub(crate) mod wait;
 use std::path::PathBuf;
 
 use husk_monitor::state::RuntimeDir;
-use husk_objects::{Applied, Key, Kind, Outcome};
+use husk_objects::{Applied, Key, Kind, ObjectError, Outcome};
 use husk_vmi::objects::{Object, ObjectKind, PersistentVolumeClaim};
 use serde_json::Value;
 
@@ -30,10 +30,9 @@ const MAX_ADDED: usize = 4 << 20;
 /// Create or change the objects of manifests, and run their VMs
 ///
 /// Takes VirtualMachines, VirtualMachineInstances, Secrets, ConfigMaps, PersistentVolumeClaims, DataVolumes,
-/// instance types and preferences. They are kept in the data directory, as manifests that can be read and edited. systemd
-/// keeps the VMs running as their run strategies say, also after a boot of this machine; images are pulled and volumes
-/// are filled. A change takes effect in the running VM; if it needs a restart, a
-/// warning says so.
+/// instance types and preferences. They are kept in the data directory, as manifests that can be read and edited.
+/// systemd keeps the VMs running as their run strategies say, also after a boot of this machine; images are pulled and
+/// volumes are filled. A change takes effect in the running VM; if it needs a restart, a warning says so.
 ///
 /// Shows the progress and returns when the VMs run. Ctrl-C ends that, and nothing else.
 #[derive(Debug, clap::Args)]
@@ -95,11 +94,11 @@ fn templates(
     vms: &[(Key, ExpandedVm)],
 ) -> (Vec<Applied>, Result<(), Failure>) {
     let (mut templates, mut done) = (Vec::new(), Ok(()));
-    for owner in applied.iter().map(|applied| &applied.object) {
-        let Some((_, vm)) = vms.iter().find(|(key, _)| *key == owner.key) else {
+    for Applied { object, before, .. } in applied {
+        let Some((_, vm)) = vms.iter().find(|(key, _)| *key == object.key) else {
             continue;
         };
-        match store_templates(stores, owner, vm) {
+        match store_templates(stores, object, before.as_ref(), vm) {
             Ok(stored) => templates.extend(stored),
             Err(failure) => {
                 failure.report();
@@ -240,6 +239,8 @@ fn check(stores: &LocalStores, given: &[InputObject], vms: &[(Key, ExpandedVm)])
             }
             None => match stores.objects.compare(&given.object.value) {
                 Ok(applied) => applied.outcome != Outcome::Unchanged,
+                // Nothing is wrong with the manifest.
+                Err(error @ (ObjectError::Deleting(_) | ObjectError::Io { .. })) => return Err(error.into()),
                 Err(error) => {
                     lines.push(line(&error));
                     false

@@ -30,6 +30,8 @@ use crate::status::exit_summary;
 use crate::vm_ref::VmRef;
 use crate::{host_warnings, live_vm, network};
 
+/// Longest grace period that the monitor keeps. systemd takes microseconds as 64 bits.
+const LONGEST_GRACE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
 /// Maximum time until systemd stops the process for a restart.
@@ -54,9 +56,7 @@ enum VmOutcome {
 pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
     let stores = LocalStores::locate()?;
     let runtime = RuntimeDir::locate()?;
-    runtime.prepare()?;
-    runtime.remove_abandoned()?;
-    let files = runtime.volume_files(&name.namespace, &name.name)?;
+    let (directory, vm) = (runtime.clone(), name.clone());
     let done = live_vm::block_on(async {
         let stopping = stop_signal()?;
         Service {
@@ -71,7 +71,9 @@ pub(crate) fn run(name: &VmRef) -> Result<(), Failure> {
     });
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     // The thread that prepares the VM may have been in the middle of it.
-    drop(ObjectFiles::new(files));
+    if let Ok(files) = directory.volume_files(&vm.namespace, &vm.name) {
+        drop(ObjectFiles::new(files));
+    }
     done
 }
 
@@ -127,6 +129,15 @@ impl Service {
             }
         };
         self.check_restart_allowed(strategy)?;
+        while let Err(error) = self.remove_abandoned().await {
+            failures += 1;
+            if !self
+                .wait(failures, &DataError::of("CrashLoopBackOff", error))
+                .await
+            {
+                return Ok(());
+            }
+        }
         loop {
             // Also before the first start: the unit of a VM that was halted by hand may be enabled.
             strategy = self.run_strategy().unwrap_or(strategy);
@@ -177,6 +188,18 @@ impl Service {
                 return Ok(());
             }
         }
+    }
+
+    /// Removes what killed monitors have left, perhaps one of this VM.
+    async fn remove_abandoned(&self) -> Result<(), Failure> {
+        let runtime = self.runtime.clone();
+        // The removal of a network has a runtime of its own.
+        let removed = tokio::task::spawn_blocking(move || {
+            runtime.prepare()?;
+            runtime.remove_abandoned()
+        });
+        removed.await??;
+        Ok(())
     }
 
     /// Sees to it that the VM does not start at boot.
@@ -275,7 +298,7 @@ impl Service {
         let ended = tokio::select! {
             ended = &mut ended => ended,
             () = self.stopped() => {
-                let time = grace + AFTER_GUEST;
+                let time = grace.min(LONGEST_GRACE) + AFTER_GUEST;
                 let extension = format!("EXTEND_TIMEOUT_USEC={}", time.as_micros());
                 let _ = sd_notify::notify(&[NotifyState::Stopping, NotifyState::Custom(&extension)]);
                 self.report("Stopping");
@@ -411,7 +434,7 @@ fn prepare(stores: &LocalStores, runtime: &RuntimeDir, name: &VmRef) -> Result<P
     let mut expanded =
         vm::expanded(&stored.object, &known).map_err(|errors| not_expanded(&errors, &objects))?;
     expanded.manifest["metadata"]["uid"] = Value::from(stored.uid());
-    let added = super::store_templates(stores, &stored, &expanded)?;
+    let added = super::store_templates(stores, &stored, None, &expanded)?;
     if added.iter().any(|added| added.outcome == Outcome::Created) {
         objects = read()?;
     }
