@@ -93,7 +93,9 @@ async fn start(
         if let Err(failure) = launched {
             // A monitor waits for open status streams when it ends.
             drop((follower, foreground));
-            let left = aborted_start::clean_up(&names[..=index]).await;
+            // VMs that ran outlive the terminal.
+            let kept = if failure.is_hangup() { index } else { 0 };
+            let left = aborted_start::clean_up(&names[kept..=index]).await;
             return Err(failure.report(&left));
         }
         if follow.detach {
@@ -143,10 +145,15 @@ enum StartFailure {
 }
 
 impl StartFailure {
+    fn is_hangup(&self) -> bool {
+        matches!(self, StartFailure::Signal(StopSignal::Hangup))
+    }
+
     /// Prints which of the started VMs could not be cleaned up.
     fn report(self, left: &[VmRef]) -> Failure {
         let names: Vec<_> = left.iter().map(ToString::to_string).collect();
         let rest = match names.as_slice() {
+            [] if self.is_hangup() => "those that ran keep running".to_owned(),
             [] => "all were stopped".to_owned(),
             [name] => format!("{name} is still running: `husk rm --force {name}` ends it"),
             names => {

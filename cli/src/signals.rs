@@ -6,6 +6,8 @@ use std::ptr;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::failure::Failure;
+
 /// A signal that asks the command to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopSignal {
@@ -55,6 +57,14 @@ impl Signals {
             terminate: unless_ignored(SignalKind::terminate())?,
             hangup: unless_ignored(SignalKind::hangup())?,
         })
+    }
+
+    /// Waits for `work`, unless a signal arrives first: then fails with its exit status.
+    pub(crate) async fn unless_asked<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
+        tokio::select! {
+            done = work => Ok(done),
+            asked = self.next() => Err(Failure::Ended(asked.status())),
+        }
     }
 
     /// Waits for the next signal. Cancellation-safe.

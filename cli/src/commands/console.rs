@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vm = &args.vm;
     live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let mut client = live_vm::connect(vm).await?;
+        let mut client = signals.unless_asked(live_vm::connect(vm)).await??;
         match attach(vm, &mut client, OnInputEof::Detach, signals.next()).await? {
             Ok(SessionEnd::Detached) => Ok(()),
             Ok(SessionEnd::VmEnded) => {

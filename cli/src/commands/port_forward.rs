@@ -34,8 +34,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     raise_file_limit();
     live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let mut client = live_vm::connect(vm).await?;
-        let address = live_vm::address(vm, &live_vm::info(&mut client).await?)?;
+        let connecting = async {
+            let mut client = live_vm::connect(vm).await?;
+            let info = live_vm::info(&mut client).await?;
+            Ok::<_, Failure>((client, info))
+        };
+        let (mut client, info) = signals.unless_asked(connecting).await??;
+        let address = live_vm::address(vm, &info)?;
         let mut listening = Vec::new();
         for forward in &args.ports {
             listening.push(PortListener::on(forward).await?);

@@ -3,6 +3,8 @@
 mod session;
 mod terminal;
 
+use std::pin::pin;
+
 use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::ConsoleInput;
 use tokio::sync::mpsc;
@@ -23,7 +25,11 @@ pub(crate) async fn attach<T>(
     until: impl Future<Output = T>,
 ) -> Result<Result<SessionEnd, T>, Failure> {
     let (to_guest, inputs) = mpsc::channel::<ConsoleInput>(1);
-    let from_guest = client.console(ReceiverStream::new(inputs)).await?.into_inner();
+    let mut until = pin!(until);
+    let from_guest = tokio::select! {
+        from_guest = client.console(ReceiverStream::new(inputs)) => from_guest?.into_inner(),
+        asked = &mut until => return Ok(Err(asked)),
+    };
     output::print(&format!(
         "Successfully connected to {} console. The escape sequence is ^]\n",
         vm.name

@@ -3,10 +3,12 @@
 use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::{KillRequest, Phase, ShutdownRequest, Status, WatchStatusRequest};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tonic::Streaming;
 
 use super::progress::Progress;
 use crate::failure::{Failure, RUNTIME, chain};
+use crate::live_vm::MONITOR_TIMEOUT;
 use crate::status::{change_lines, exit_status, is_final};
 use crate::vm_ref::VmRef;
 
@@ -115,27 +117,29 @@ impl Follower {
     }
 
     async fn end(&mut self, how: StopLevel) {
-        let text = if how < 2 {
-            match self
-                .client
-                .shutdown(ShutdownRequest { grace_seconds: None })
-                .await
-            {
-                Ok(answer) => format!(
-                    "shutting down (force-off in {} s or with another Ctrl-C)",
-                    answer.get_ref().grace_seconds
-                ),
-                Err(status) => chain(&status),
-            }
-        } else {
-            match self.client.kill(KillRequest {}).await {
-                Ok(_) => "killing".into(),
-                Err(status) => chain(&status),
-            }
-        };
+        let asked = timeout(MONITOR_TIMEOUT, self.ask(how)).await;
+        let text = asked.unwrap_or_else(|_| "its monitor does not answer".to_owned());
         // If the VM has ended meanwhile, its status was printed already.
         if !is_final(&self.last) {
             eprintln!("{}: {text}", self.vm);
+        }
+    }
+
+    /// Asks the monitor to end the VM. Returns the answer for the user.
+    async fn ask(&mut self, how: StopLevel) -> String {
+        if how >= 2 {
+            return match self.client.kill(KillRequest {}).await {
+                Ok(_) => "killing".into(),
+                Err(status) => chain(&status),
+            };
+        }
+        let request = ShutdownRequest { grace_seconds: None };
+        match self.client.shutdown(request).await {
+            Ok(answer) => format!(
+                "shutting down (force-off in {} s or with another Ctrl-C)",
+                answer.get_ref().grace_seconds
+            ),
+            Err(status) => chain(&status),
         }
     }
 }
