@@ -18,7 +18,8 @@ use crate::vm_ref::VmRef;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if no state of the VMs is left, 1 if a VM does not exist (without
---force) or could not be stopped. The other VMs are removed in any case.
+--force) or could not be stopped; the other VMs are removed in any case. 2 if
+one is a VM of `husk apply`; then none is removed.
 
 Examples:
   husk rm demo test/other

@@ -31,7 +31,8 @@ pub(crate) struct Args {
     #[arg(value_name = "VM", required = true)]
     vms: Vec<VmRef>,
 
-    /// Grace period in seconds, instead of that of the manifest; 0 kills at once
+    /// Grace period in seconds, instead of that of the manifest; 0 kills at once. It only shortens that of a VM of
+    /// `husk apply`
     #[arg(short, long, value_name = "SECONDS")]
     grace_period: Option<u64>,
 
@@ -79,7 +80,12 @@ fn stop(
     let stopped = live_vm::block_on(stop_all(running, mode));
     match systemd {
         Some(systemd) if !waits.stops.is_empty() => {
+            let names = waits.stops.clone();
             let waited = waits.wait_in(stores, systemd, runtime);
+            if waited.is_ok() {
+                // Else `husk apply` would start one that has failed before.
+                names.iter().for_each(|name| systemd.forget(name));
+            }
             stopped.and(waited)
         }
         _ => stopped,

@@ -107,7 +107,11 @@ fn end(stores: &LocalStores, systemd: Option<Systemd>, object: &StoredObject) ->
             let volumes = stores.objects.read_kinds(|kind| kind == Kind::DataVolume)?;
             for owned in &volumes.objects {
                 if owned.is_owned_by(object) && owned.key.namespace == object.key.namespace {
-                    delete(stores, systemd, &owned.key)?;
+                    match delete(stores, systemd, &owned.key) {
+                        // Another command was faster.
+                        Err(_) if stores.is_gone(owned) => {}
+                        deleted => deleted?,
+                    }
                 }
             }
             for left in damaged_volumes(stores, &object.key, &volumes.damaged) {

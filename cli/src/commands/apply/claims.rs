@@ -58,8 +58,12 @@ pub(super) fn apply(
         "default" => claim.metadata.name.clone(),
         namespace => format!("{namespace}/{}", claim.metadata.name),
     };
-    let outcome =
-        make(stores, claim).map_err(Failure::at(format!("{prefix}persistentvolumeclaim/{name}")))?;
+    let mut made = make(stores, claim);
+    if matches!(made, Err(ClaimError::Exists(_))) {
+        // Another command has just created it.
+        made = make(stores, claim);
+    }
+    let outcome = made.map_err(Failure::at(format!("{prefix}persistentvolumeclaim/{name}")))?;
     output::print(&format!("persistentvolumeclaim/{name} {outcome}\n"))
 }
 
