@@ -169,6 +169,16 @@ fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
 fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
     let config = files::followed(places.config())?;
     let before = files::text(&config)?;
+    if let Some(versions) = before
+        .as_deref()
+        .and_then(|text| versions_of(places.config(), text))
+    {
+        return Err(Failure::Runtime(format!(
+            "{}: the handler has its programs in {}, where `install --restart` puts them: use --restart",
+            config.display(),
+            versions.display()
+        )));
+    }
     let after = match &before {
         Some(text) => containerd_config::without_husk(text).map_err(of(&config))?,
         None => None,
@@ -205,6 +215,21 @@ fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
     let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
     print_change(configured, &config)?;
     output::print("restart containerd to apply the change: systemctl restart containerd\n")
+}
+
+/// The directory of the versions that `install --restart` has made, if the configuration or a file that it imports has
+/// their handler.
+fn versions_of(path: &Path, config: &str) -> Option<PathBuf> {
+    let settings = Settings::parse(config).ok()?;
+    let imported = imports::of(path, &settings);
+    let mut all = std::iter::once(&settings).chain(imported.iter().map(|(_, settings)| settings));
+    all.find_map(|settings| {
+        let shims = settings.husk_shims().into_iter().map(Path::new);
+        let mut directories = shims.filter_map(|shim| shim.parent()?.parent());
+        directories
+            .find(|directory| rollout::is_installed_in(directory))
+            .map(Path::to_owned)
+    })
 }
 
 /// The directory of the shim that the configuration names, if that is not `bin`.
@@ -377,6 +402,23 @@ mod tests {
         assert_eq!(fs::read_to_string(places.config()).unwrap(), "version = 2\n");
         assert_eq!(fs::read_dir(&elsewhere.bin).unwrap().count(), 0);
         assert_eq!(count(), PROGRAMS.len());
+    }
+
+    #[test]
+    fn an_installation_with_versions_names_its_own_way_to_be_removed() {
+        let (dir, places) = node("config.toml");
+        let versions = InstallPaths {
+            bin: dir.path().join("versions/1"),
+            config: places.config.clone(),
+        };
+        assert!(place(&dir.path().join("built"), &versions).is_ok());
+        fs::write(dir.path().join("versions/.installation"), "{}").unwrap();
+        assert!(refusal(uninstall(&places)).ends_with("use --restart"));
+        // The handler is in a file that the configuration imports.
+        fs::rename(places.config(), dir.path().join("drop.toml")).unwrap();
+        fs::write(places.config(), "imports = ['drop.toml']\n").unwrap();
+        assert!(refusal(uninstall(&places)).ends_with("use --restart"));
+        assert_eq!(fs::read_dir(&versions.bin).unwrap().count(), PROGRAMS.len());
     }
 
     #[test]

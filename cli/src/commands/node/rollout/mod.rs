@@ -34,6 +34,7 @@ use installation::Installation;
 pub(super) use options::Options;
 use source::Source;
 use store::Store;
+pub(super) use store::is_installed_in;
 
 /// Maximum number of processes named in a message.
 const MAX_NAMED: usize = 5;

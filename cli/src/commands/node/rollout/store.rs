@@ -26,6 +26,15 @@ const INSTALLATION: &str = ".installation";
 /// Number of races with other commands for the directory after which its creation fails.
 const RACES: u32 = 1000;
 
+fn installation_in(versions: &Path) -> PathBuf {
+    versions.join(INSTALLATION)
+}
+
+/// True if `install --restart` has put versions into this directory.
+pub(in super::super) fn is_installed_in(versions: &Path) -> bool {
+    installation_in(versions).exists()
+}
+
 /// The directory of the versions, locked.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -71,7 +80,7 @@ impl Store {
 
     /// Path of the record of the installation.
     pub(super) fn installation(&self) -> PathBuf {
-        self.path.join(INSTALLATION)
+        installation_in(&self.path)
     }
 
     /// Path of the journal.
