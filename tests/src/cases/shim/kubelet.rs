@@ -105,7 +105,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let mut pod = pod("sidecar", "button");
         let helper = json!({"name": "helper", "image": "localhost/husk/busybox:1", "imagePullPolicy": "Never", "command": ["sleep", "60"]});
         pod["spec"]["containers"] = json!([helper]);
-        refused(c, &pod, "helper", "helper cannot run: a pod of the runtime class husk is a VM")
+        refused(c, &pod, "helper", "cannot run: a pod of the runtime class husk is a VM")
     });
     cluster.end_empty(&containerd)?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
