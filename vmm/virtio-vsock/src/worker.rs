@@ -108,15 +108,20 @@ impl VsockWorker {
                 Err(e) => return Err(format!("epoll: {e}")),
             };
             let now = Instant::now();
+            let mut stops = false;
             for event in &events[..count] {
                 match event.data() {
-                    STOP => return Ok(()),
+                    // The others are edges of sockets, which stay watched and do not come again.
+                    STOP => stops = true,
                     KICK | MESSAGE => {}
                     token => {
                         let hung_up = event.event_set().intersects(EventSet::HANG_UP | EventSet::ERROR);
                         self.connections.host_event(token, hung_up, now);
                     }
                 }
+            }
+            if stops {
+                return Ok(());
             }
         }
     }

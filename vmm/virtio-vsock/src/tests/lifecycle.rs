@@ -27,6 +27,30 @@ fn a_pause_ends_no_connection() {
 }
 
 #[test]
+fn data_that_arrives_as_the_device_stops_is_not_lost() {
+    let mut guest = Guest::new();
+    let mut host = guest.connect(1024, 5000);
+    for round in 0..2000_u32 {
+        let byte = [round as u8];
+        let queues = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // At another moment each time.
+                (0..round).for_each(|_| std::hint::spin_loop());
+                host.write_all(&byte).unwrap();
+            });
+            guest.vsock.quiesce().unwrap()
+        });
+        guest.activate(queues);
+        let (header, bytes) = guest.next();
+        assert_eq!((header.op, bytes.as_slice()), (RW, &byte[..]), "round {round}");
+        guest.fwd_cnt += 1;
+        if round % 100 == 99 {
+            guest.send(1024, 5000, CREDIT_UPDATE);
+        }
+    }
+}
+
+#[test]
 fn messages_to_a_paused_device_are_limited() {
     let mut guest = Guest::new();
     let queues = guest.vsock.quiesce().unwrap();
