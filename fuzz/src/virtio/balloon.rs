@@ -56,6 +56,7 @@ impl Bench for BalloonBench {
     type Setup = Setup;
     type Request = Request;
     type Handle = BalloonHandle;
+    const DISCARDS: bool = true;
 
     fn new(setup: &Setup) -> Self {
         Self {

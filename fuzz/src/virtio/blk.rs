@@ -159,8 +159,6 @@ impl Bench for BlkBench {
     type Setup = Setup;
     type Request = Request;
     type Handle = BlkHandle;
-    // A driver can offer a chain twice, so that both of its requests are held.
-    const REFUSED: &[&str] = &["device.queues.held"];
 
     fn new(setup: &Setup) -> Self {
         let file = image(SIZE);

@@ -15,9 +15,11 @@ use husk_devices::component::RestoreError;
 use husk_devices::virtio::testing::{Descriptor, Driver, INDIRECT, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use serde_json::Value;
+use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
 use crate::json::Mutation;
+use offered::Offered;
 
 pub mod balloon;
 pub mod blk;
@@ -25,6 +27,7 @@ pub mod cdb;
 pub mod console;
 pub mod lun;
 pub mod net;
+mod offered;
 pub mod rng;
 pub mod scsi;
 pub mod unit;
@@ -39,6 +42,9 @@ pub const DATA: u64 = 0x3_0000;
 const END: u64 = 0x4_0000;
 const BEYOND: u64 = 0x10_0000;
 const BEYOND_END: u64 = 0x11_0000;
+
+/// Bytes of a page of the dirty bitmap.
+const PAGE: usize = 0x1000;
 
 /// Bytes of the memory that a proper request has for itself, and the number of such requests before it is reused.
 const SLOT: u64 = 0x400;
@@ -178,10 +184,12 @@ pub enum Action<R> {
         bytes: [u8; 4],
         len: u8,
     },
-    /// A new driver, that accepts all features but these, and enables all queues but these.
+    /// A new driver, that accepts all features but these, and enables all queues but these. A device that runs is
+    /// reset while it works, or stopped before.
     Connect {
         without: u64,
         disabled: u8,
+        works: bool,
     },
     /// Save the device, build a new one and restore it there.
     Save,
@@ -206,6 +214,8 @@ pub trait Bench {
     type Handle;
     /// Fields of a saved state for which a driver that breaks the rules can have the state refused.
     const REFUSED: &[&str] = &[];
+    /// The device discards pages that the driver names, perhaps those of its rings.
+    const DISCARDS: bool = false;
     /// A restored device has the state that was saved, although its host may have changed.
     const SAME: bool = true;
     /// Attempts of the driver to give up the processor until the device must have looked at its queues.
@@ -235,13 +245,18 @@ pub struct Guest {
     queues: Vec<ActiveQueue>,
     enabled: usize,
     running: bool,
+    offered: Offered,
+    /// The memory when the device was started.
+    before: Vec<u8>,
     slot: u64,
+    /// See [`Bench::DISCARDS`].
+    discards: bool,
     /// See [`Bench::PATIENCE`].
     patience: u32,
 }
 
 impl Guest {
-    fn new(device: Box<dyn VirtioDevice>, size: u8, without: u64, patience: u32) -> Self {
+    fn new<B: Bench>(device: Box<dyn VirtioDevice>, size: u8, without: u64) -> Self {
         let beyond = (BEYOND_END - BEYOND) as usize;
         let mut guest = Self {
             mem: memory(&[(0, END as usize), (BEYOND, beyond)]),
@@ -253,17 +268,25 @@ impl Guest {
             queues: Vec::new(),
             enabled: 0,
             running: false,
+            offered: Offered::new(0, 0),
+            before: Vec::new(),
             slot: 0,
-            patience,
+            discards: B::DISCARDS,
+            patience: B::PATIENCE,
         };
-        guest.connect(without, 0);
+        guest.connect(without, 0, false);
         guest
     }
 
     /// A new driver, which has not started the device yet.
-    fn connect(&mut self, without: u64, disabled: u8) {
-        self.stop();
-        self.device.reset();
+    fn connect(&mut self, without: u64, disabled: u8, works: bool) {
+        if works && std::mem::take(&mut self.running) {
+            self.reset_at_work();
+        } else {
+            self.stop();
+            self.device.reset();
+        }
+        self.take_used();
         self.features = self.device.features() & !without;
         self.interrupts = Interrupts::new();
         let event_idx = self.features & 1 << 29 != 0;
@@ -282,12 +305,75 @@ impl Guest {
             self.drivers.push(driver);
         }
         self.enabled = self.queues.len();
+        self.offered = Offered::new(self.drivers.len(), self.size);
+        if self.discards {
+            self.offered.forget();
+        }
+    }
+
+    /// Resets a device that runs. It writes nothing after that.
+    fn reset_at_work(&mut self) {
+        self.device.reset();
+        self.remember();
+        for _ in 0..20 {
+            thread::yield_now();
+        }
+        let changed = self.changed_pages(|_, _| true);
+        assert_eq!(changed, [0; 0], "pages that a device has written after its reset");
+    }
+
+    /// Keeps the content of the memory, for [`Guest::changed_pages`].
+    fn remember(&mut self) {
+        // It is kept from one time to the next: new memory costs more than the copy.
+        self.before.resize((END + BEYOND_END - BEYOND) as usize, 0);
+        let (low, beyond) = self.before.split_at_mut(END as usize);
+        for (at, part) in [(0, low), (BEYOND, beyond)] {
+            let read = self.mem.memory().read_slice(part, GuestAddress(at));
+            read.expect("in memory");
+        }
+    }
+
+    /// The addresses of pages that have changed, of those for whose region and offset `wanted` returns true.
+    fn changed_pages(&self, wanted: impl Fn(usize, usize) -> bool) -> Vec<u64> {
+        let mut now = [0; PAGE];
+        let mut changed = Vec::new();
+        for (region, (start, end)) in [(0, END), (BEYOND, BEYOND_END)].into_iter().enumerate() {
+            let before = if region == 0 { 0 } else { END as usize };
+            for offset in (0..(end - start) as usize).step_by(PAGE) {
+                if wanted(region, offset) {
+                    let at = start + offset as u64;
+                    let read = self.mem.memory().read_slice(&mut now, GuestAddress(at));
+                    read.expect("in memory");
+                    // The balloon discards pages.
+                    if now != self.before[before + offset..][..PAGE] && now != [0; PAGE] {
+                        changed.push(at);
+                    }
+                }
+            }
+        }
+        changed
+    }
+
+    /// Checks the chains that the device has used.
+    fn take_used(&mut self) {
+        for (index, driver) in self.drivers.iter_mut().enumerate() {
+            // A ring that the driver has broken may have any number of entries.
+            for _ in 0..driver.size() {
+                let Some((head, len)) = driver.used() else { break };
+                self.offered.used(index, head, len);
+            }
+        }
     }
 
     fn start(&mut self) {
         if self.running {
             return;
         }
+        self.mem
+            .memory()
+            .iter()
+            .for_each(|region| (**region).bitmap().reset());
+        self.remember();
         let interrupt = Arc::clone(&self.interrupts) as _;
         let activation = Activation {
             mem: self.mem.clone(),
@@ -298,7 +384,7 @@ impl Guest {
         match self.device.activate(activation) {
             Ok(()) => self.running = true,
             // The transport has the driver reset the device.
-            Err(_) => self.connect(0, 0),
+            Err(_) => self.connect(0, 0, false),
         }
     }
 
@@ -307,7 +393,16 @@ impl Guest {
         if std::mem::take(&mut self.running) {
             self.queues = self.device.quiesce().expect("a device that runs has queues");
             assert_eq!(self.queues.len(), self.enabled, "a queue is lost");
+            self.check_dirty();
         }
+    }
+
+    /// Each page that has changed is dirty. Else a snapshot lacks what was written.
+    fn check_dirty(&self) {
+        let memory = self.mem.memory();
+        let bitmaps: Vec<_> = memory.iter().map(|region| (**region).bitmap()).collect();
+        let clean = self.changed_pages(|region, offset| !bitmaps[region].dirty_at(offset));
+        assert_eq!(clean, [0; 0], "pages that have changed and are not dirty");
     }
 
     /// Lets the device take what is available. Nearly every worker looks at its queues before it looks whether it is to
@@ -344,6 +439,7 @@ impl Guest {
     /// Memory for the parts of a proper request.
     pub fn slot(&mut self) -> u64 {
         self.slot = (self.slot + 1) % SLOT_COUNT;
+        self.offered.take_slot();
         SLOTS + SLOT * self.slot
     }
 
@@ -362,16 +458,20 @@ impl Guest {
     /// Makes a chain available, by a table of its own if `indirect`. Returns its head.
     pub fn add(&mut self, queue: usize, chain: &[Descriptor], indirect: bool) -> u16 {
         let table = self.slot();
-        if indirect && !chain.is_empty() && 16 * chain.len() as u64 <= SLOT {
-            self.drivers[queue].add_indirect(table, chain)
-        } else {
-            self.drivers[queue].add(chain)
-        }
+        let indirect = indirect && !chain.is_empty() && 16 * chain.len() as u64 <= SLOT;
+        let head = match indirect {
+            true => self.drivers[queue].add_indirect(table, chain),
+            false => self.drivers[queue].add(chain),
+        };
+        let entries = if indirect { 1 } else { chain.len() };
+        self.offered.add(queue, head, chain, entries);
+        head
     }
 
     /// Makes a chain available and lets the device serve it. Returns the length that the device says it wrote.
     pub fn serve(&mut self, queue: usize, chain: &[Descriptor]) -> u32 {
         let head = self.drivers[queue].add(chain);
+        self.offered.forget();
         self.run();
         let (used, len) = self.drivers[queue].used().unwrap_or_else(|| {
             self.start();
@@ -384,9 +484,11 @@ impl Guest {
 
     fn chain(&mut self, queue: usize, chain: &[Descriptor], table: Option<Place>) {
         let Some(table) = table.map(Place::address) else {
-            self.drivers[queue].add(chain);
+            let head = self.drivers[queue].add(chain);
+            self.offered.add(queue, head, chain, chain.len());
             return;
         };
+        self.offered.forget();
         let len = 16 * chain.len();
         if self.mem.memory().check_range(GuestAddress(table), len) {
             self.drivers[queue].add_indirect(table, chain);
@@ -408,7 +510,7 @@ impl<B: Bench> Rig<B> {
     fn new(program: &Program<B::Setup, B::Request>) -> Self {
         let mut bench = B::new(&program.setup);
         let (device, handle) = bench.device(None);
-        let guest = Guest::new(device, program.size, program.without, B::PATIENCE);
+        let guest = Guest::new::<B>(device, program.size, program.without);
         Self {
             bench,
             handle,
@@ -447,21 +549,25 @@ impl<B: Bench> Rig<B> {
                 flags,
                 next,
             } => {
+                guest.offered.forget();
                 let at = u16::from(at) % guest.size;
                 let descriptor = buffer.descriptor(flags.into());
                 guest.drivers[guest.queue(queue)].put(at, descriptor, next.into());
             }
             Action::Offer { queue, head } => {
                 let queue = guest.queue(queue);
+                guest.offered.forget();
                 guest.drivers[queue].offer(head);
             }
             Action::Available { queue, index } => {
                 let queue = guest.queue(queue);
+                guest.offered.forget();
                 guest.drivers[queue].set_available(index);
             }
             Action::UsedEvent { queue, index } => guest.drivers[guest.queue(queue)].set_used_event(index),
             Action::Write { place, bytes, len } => {
                 let bytes = &bytes[..usize::from(len).min(bytes.len())];
+                guest.offered.forget();
                 let _ = guest.mem.memory().write(bytes, GuestAddress(place.address()));
             }
             Action::ReadConfig { offset, len } => {
@@ -472,7 +578,11 @@ impl<B: Bench> Rig<B> {
                 let bytes = &bytes[..usize::from(len).min(bytes.len())];
                 guest.device.write_config(offset.into(), bytes);
             }
-            Action::Connect { without, disabled } => guest.connect(without, disabled),
+            Action::Connect {
+                without,
+                disabled,
+                works,
+            } => guest.connect(without, disabled, works),
             Action::Save if self.saves < MAX_SAVES => {
                 self.saves += 1;
                 self.save(&[]);
@@ -490,6 +600,9 @@ impl<B: Bench> Rig<B> {
         };
         let mut value = Value::from(saved.clone());
         changes.iter().for_each(|change| change.apply(&mut value));
+        if !changes.is_empty() {
+            self.guest.offered.forget();
+        }
         let text = serde_json::to_string(&value).expect("JSON");
         let state = serde_json::from_str(&text).expect("the same JSON");
         let (mut twin, handle) = self.bench.device(Some(&self.handle));
@@ -521,7 +634,7 @@ impl<B: Bench> Rig<B> {
     fn finish(mut self) {
         self.guest.run();
         self.bench.repair(&self.handle);
-        self.guest.connect(0, 0);
+        self.guest.connect(0, 0, false);
         self.bench.check(&self.handle, &mut self.guest);
         assert_eq!(self.guest.interrupts.reset(), None);
     }

@@ -71,6 +71,12 @@ impl Driver {
         }
     }
 
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
     fn avail(&self) -> u64 {
         self.base + 16 * u64::from(self.size)
     }
