@@ -141,9 +141,12 @@ fn bytes(pieces: &[Piece], request: &Value) -> Vec<u8> {
     parts.collect::<Vec<_>>().concat()
 }
 
-/// Bytes of a flood.
-fn length(kib: u16) -> usize {
-    (usize::from(kib) << 10).min(LONGEST)
+/// Bytes of a flood: few, or about as many as the longest reply has.
+fn length(flood: u16) -> usize {
+    match usize::from(flood) {
+        few @ 4096.. => (few & 0xfff) << 4,
+        many => (MIB + (many << 5)).min(LONGEST),
+    }
 }
 
 fn honest(request: &Value) -> Vec<u8> {

@@ -43,6 +43,8 @@ enum Step {
     Read {
         place: Place,
         split: u8,
+        /// All pieces go to the memory of the first, as a guest may ask that wants none of the data.
+        repeated: bool,
     },
     Write {
         place: Place,
@@ -158,14 +160,30 @@ fuzz_target!(|input: Input| {
     for step in input.steps.iter().take(32) {
         let size = opened.image.size();
         match *step {
-            Step::Read { place, split } => {
+            Step::Read {
+                place,
+                split,
+                repeated,
+            } => {
                 let (offset, len) = place.range(size);
                 let mut memory = vec![0xaa; len];
-                let buffers = &pieces(&mut memory, split);
+                let mut buffers = pieces(&mut memory, split);
+                let first = buffers[0];
+                if repeated {
+                    for piece in &mut buffers {
+                        *piece = IoBuffer::new(first.start(), piece.len());
+                    }
+                }
+                let buffers = &buffers;
                 let done = opened.run(IoRequest::Read { offset, buffers });
                 if valid {
                     done.expect("a read");
-                    assert!(memory == model[offset as usize..][..len], "{step:?}");
+                    let mut expected = vec![0xaa; len];
+                    let step_len = if repeated { first.len() } else { len };
+                    for part in model[offset as usize..][..len].chunks(step_len) {
+                        expected[..part.len()].copy_from_slice(part);
+                    }
+                    assert!(memory == expected, "{step:?}");
                 }
             }
             Step::Write {
