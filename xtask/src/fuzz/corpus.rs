@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// Most inputs of a target under version control, and their total length in bytes.
-const STORED: (usize, u64) = (24, 16 << 10);
+const STORED: (usize, u64) = (24, 32 << 10);
 
 /// Folder of the inputs that runs of this checkout add.
 pub fn working(target: &str) -> Result<PathBuf> {
@@ -21,8 +21,8 @@ pub fn stored(target: &str) -> PathBuf {
     checkout::root().join("fuzz/corpus").join(target)
 }
 
-/// Replaces the inputs of [`stored`] by the shortest of a minimal set with the same coverage as all inputs have. Returns
-/// a summary.
+/// Replaces the inputs of [`working`] by a minimal set with the same coverage as all inputs have, and those of [`stored`]
+/// by some of them. Returns a summary.
 pub fn minimise(program: &Path, target: &str) -> Result<String> {
     let merged = tempfile::tempdir()?;
     let (working, stored) = (working(target)?, checkout::folder(stored(target))?);
@@ -37,23 +37,33 @@ pub fn minimise(program: &Path, target: &str) -> Result<String> {
     })?;
     let mut inputs = inputs(merged.path())?;
     inputs.sort();
+    replace(&working, inputs.iter().map(|(_, path)| path))?;
+    // Of all lengths: the shortest get least far.
+    let step = inputs.len().div_ceil(STORED.0).max(1);
     let mut bytes = 0;
-    let kept = inputs
+    let some: Vec<_> = inputs
         .iter()
-        .take(STORED.0)
+        .step_by(step)
         .take_while(|(len, _)| {
             bytes += len;
             bytes <= STORED.1
         })
-        .count();
-    for (_, old) in self::inputs(&stored)? {
+        .map(|(_, path)| path)
+        .collect();
+    replace(&stored, some.iter().copied())?;
+    Ok(format!("{} inputs, {} of them stored", inputs.len(), some.len()))
+}
+
+/// Replaces the inputs in a folder by copies of these files.
+fn replace<'a>(folder: &Path, by: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+    for (_, old) in inputs(folder)? {
         std::fs::remove_file(old)?;
     }
-    for (_, path) in &inputs[..kept] {
+    for path in by {
         let name = path.file_name().context("a file has a name")?;
-        std::fs::copy(path, stored.join(name))?;
+        std::fs::copy(path, folder.join(name))?;
     }
-    Ok(format!("{kept} inputs kept of {}", inputs.len()))
+    Ok(())
 }
 
 /// Length and path of each input in a folder.

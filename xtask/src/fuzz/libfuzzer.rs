@@ -22,6 +22,7 @@ const TAIL: usize = 60;
 /// Result of one run.
 #[derive(Debug)]
 pub struct Outcome {
+    /// Inputs that were made by the run: those that it began with are not counted.
     pub executions: u64,
     /// Edges of the code that any input reached.
     pub coverage: u32,
@@ -42,9 +43,9 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// True if an input is at fault, and not the run.
-    pub fn has_input(&self) -> bool {
-        self.input.is_some()
+    /// True if the target panics with an input. A busy machine can make any input too slow.
+    pub fn is_panic(&self) -> bool {
+        self.input.is_some() && self.output.contains("panicked at ")
     }
 }
 
@@ -109,7 +110,7 @@ pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32)
         seed,
     });
     Ok(Outcome {
-        executions: output.executions,
+        executions: output.executions.saturating_sub(output.loaded),
         coverage: output.coverage,
         seconds: started.elapsed().as_secs_f64(),
         finding,
@@ -148,6 +149,8 @@ pub fn repeat(program: &Path, input: &Path) -> Result<ExitCode> {
 #[derive(Debug, Default)]
 struct Output {
     executions: u64,
+    /// Executions until all inputs of the corpus have run.
+    loaded: u64,
     coverage: u32,
     input: Option<PathBuf>,
     tail: Vec<String>,
@@ -161,10 +164,17 @@ impl Output {
         {
             self.coverage = edges;
         }
+        if line.contains("\tINITED") {
+            let number = line.trim_start_matches('#').split_whitespace().next();
+            self.loaded = number.and_then(|number| number.parse().ok()).unwrap_or_default();
+        }
         if let Some(units) = line.strip_prefix("stat::number_of_executed_units:") {
             self.executions = units.trim().parse().unwrap_or_default();
         }
-        if let Some((_, path)) = line.split_once("Test unit written to ") {
+        // A slow input is written too, and the run goes on.
+        if let Some((_, path)) = line.split_once("Test unit written to ")
+            && !path.contains("slow-unit-")
+        {
             self.input = Some(PathBuf::from(path));
         }
         if !line.starts_with('#') {
@@ -192,13 +202,18 @@ mod tests {
         ] {
             output.line(line);
         }
-        assert_eq!((output.executions, output.coverage), (8192, 121));
+        assert_eq!(
+            (output.executions, output.loaded, output.coverage),
+            (8192, 2, 121)
+        );
         assert_eq!((output.input, output.tail.len()), (None, 2));
     }
 
     #[test]
     fn a_finding_names_its_input() {
         let mut output = Output::default();
+        output.line("artifact_prefix='/a/'; Test unit written to /a/slow-unit-4567");
+        assert_eq!(output.input, None);
         output.line("thread '<unnamed>' panicked at src/lib.rs:7:9:");
         output.line("artifact_prefix='/a/'; Test unit written to /a/crash-0123");
         assert_eq!(output.input.as_deref(), Some(Path::new("/a/crash-0123")));

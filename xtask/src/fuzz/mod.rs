@@ -40,11 +40,11 @@ pub struct Args {
     /// Run only this input, with the one target that is named
     #[arg(long, value_name = "FILE", requires = "filter")]
     input: Option<PathBuf>,
-    /// Replace the inputs in fuzz/corpus by a small set with the coverage of all, move the log of rounds to fuzz/rounds,
-    /// and fuzz nothing
+    /// Keep only the inputs that are needed for the coverage, store some of them in fuzz/corpus, move the log of rounds to
+    /// fuzz/rounds, and fuzz nothing
     #[arg(long, conflicts_with = "input")]
     minimise: bool,
-    /// Plant a bug for each of ten targets, and run each until it has found the bug
+    /// Plant bugs, one at a time, and run the target of each until it has found the bug
     #[arg(long, conflicts_with_all = ["input", "minimise"])]
     planted: bool,
     /// List the targets and run nothing
@@ -186,11 +186,16 @@ fn round_name(target: &str) -> String {
 }
 
 fn round(outcome: &Outcome, seed: u32, commit: &str, started: jiff::Timestamp) -> Round {
-    let good = outcome.finding.is_none();
+    let text = match &outcome.finding {
+        Some(_) => "failed",
+        // It is no time of fuzzing.
+        None if outcome.executions == 0 => "loaded",
+        None => "passed",
+    };
     Round {
         seed,
         commit: commit.to_owned(),
-        outcome: if good { "passed" } else { "failed" }.to_owned(),
+        outcome: text.to_owned(),
         started: started.to_string(),
         seconds: outcome.seconds,
         executions: Some(outcome.executions),

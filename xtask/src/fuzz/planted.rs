@@ -1,4 +1,5 @@
-//! Bugs to plant, which shows that the targets find such bugs: each is a length that is no longer checked.
+//! Bugs to plant, which shows that the targets find such bugs: lengths that are not checked any more, a wrong used
+//! length, memory that is not marked as dirty, and a field of the state that is not restored.
 
 use super::{build, libfuzzer};
 use crate::checkout;
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Time in which a target has to find its bug.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A change of one file that removes a check.
+/// A change of one file.
 #[derive(Debug)]
 struct Bug {
     target: &'static str,
@@ -41,6 +42,24 @@ const BUGS: &[Bug] = &[
             "u64::from(first.len - self.taken).min(len - done) as u32",
             "first.len - self.taken",
         )],
+    },
+    Bug {
+        target: "virtio_net",
+        file: "vmm/virtio-net/src/rx_buffers.rs",
+        edits: &[(
+            "Ok(bytes) => dma.set_written(*bytes as u64)",
+            "Ok(_) => dma.set_written(0)",
+        )],
+    },
+    Bug {
+        target: "virtio_blk",
+        file: "vmm/virtio-blk/src/worker/mod.rs",
+        edits: &[("written.saturating_add(1)", "written.saturating_add(2)")],
+    },
+    Bug {
+        target: "virtio_blk",
+        file: "vmm/virtio-blk/src/state.rs",
+        edits: &[("blk.writeback.store(state.writeback, Ordering::Relaxed);", "")],
     },
     Bug {
         target: "qcow2_open",
@@ -131,10 +150,7 @@ pub fn find(targets: &[String], seed: u32, progress: &Progress) -> Result<bool> 
             u32::try_from(LIMIT.as_secs())?,
             seed,
         )?;
-        let found = outcome
-            .finding
-            .as_ref()
-            .is_some_and(|finding| finding.has_input());
+        let found = outcome.finding.as_ref().is_some_and(|finding| finding.is_panic());
         all &= found;
         println!(
             "{}: {} {} after {:.0} s and {} executions",

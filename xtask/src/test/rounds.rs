@@ -16,7 +16,7 @@ pub struct Round {
     pub seed: u32,
     /// Commit of the checkout, with `+` if files are modified.
     pub commit: String,
-    /// `passed`, `failed`, `skipped` or `not run`.
+    /// `passed`, `failed`, `skipped` or `not run`; `loaded` if a fuzz target has only loaded its corpus.
     pub outcome: String,
     /// Start time, as in RFC 3339.
     pub started: String,
@@ -52,13 +52,15 @@ fn store_in(folder: &Path, stored: &Path, case: &str) -> Result<()> {
     std::fs::remove_file(&new).with_context(|| format!("cannot remove {}", new.display()))
 }
 
-/// Time that all rounds of `case` took.
+/// Time that all rounds of `case` took, but those in which a fuzz target has only loaded its corpus.
 pub fn time_spent(case: &str) -> Result<Duration> {
     time_spent_in(&[folder()?, stored()?], case)
 }
 
 fn time_spent_in(folders: &[PathBuf], case: &str) -> Result<Duration> {
-    let seconds = read_all(folders, case)?.iter().map(|round| round.seconds).sum();
+    let rounds = read_all(folders, case)?;
+    let worked = rounds.iter().filter(|round| round.outcome != "loaded");
+    let seconds = worked.map(|round| round.seconds).sum();
     Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
