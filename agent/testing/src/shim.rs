@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use husk_proto::fds::{FdReceiver, Token};
@@ -37,8 +36,8 @@ struct State {
     calls: Vec<String>,
     /// Error of the next starts.
     refusal: Option<String>,
-    /// The guest runs this long after the answer to the start.
-    boot_time: Duration,
+    /// The guest runs only when the test says so.
+    boots_late: bool,
     /// The answer to `Info`, but for the status.
     info: InfoResponse,
     /// The answer of the guest agent to `Info`. `None`: the guest has no agent.
@@ -116,9 +115,14 @@ impl Shim {
         self.state().refusal = reason.map(str::to_owned);
     }
 
-    /// Lets guests run only this long after the answer to their start.
-    pub fn boot_within(&self, time: Duration) {
-        self.state().boot_time = time;
+    /// Lets the guest run only after [`Shim::boot`], which comes after the answer to the start.
+    pub fn boot_late(&self) {
+        self.state().boots_late = true;
+    }
+
+    /// Lets the guest run.
+    pub fn boot(&self) {
+        self.change(|status| status.set_phase(Phase::Running));
     }
 
     /// Changes the answer to `Info`.
@@ -349,17 +353,11 @@ impl Pod for Shim {
         if self.status.borrow().phase() == Phase::Scheduled {
             let is_first = self.starts() == 0;
             self.called(if is_first { "start" } else { "start again" });
-            let boot_time = self.state().boot_time;
-            if !boot_time.is_zero() {
-                if !is_first {
-                    return Err(Error::unavailable("the VM is being started"));
-                }
-                let shim = self.clone();
-                tokio::spawn(async move {
-                    tokio::time::sleep(boot_time).await;
-                    shim.change(|status| status.set_phase(Phase::Running));
-                });
-                return Ok(Response::new(SyncVmiResponse::default()));
+            if self.state().boots_late {
+                return match is_first {
+                    true => Ok(Response::new(SyncVmiResponse::default())),
+                    false => Err(Error::unavailable("the VM is being started")),
+                };
             }
             self.change(|status| {
                 status.set_phase(Phase::Running);

@@ -136,7 +136,7 @@ impl VmBuilder {
         let prepared = match planned {
             Ok(planned) => {
                 let prepared = self.prepare(planned, &mut resources).await;
-                prepared.map_err(|error| VmError::unavailable(error.to_string()))
+                prepared.map_err(|error| VmError::internal(error.to_string()))
             }
             // The pod may have what is missing later.
             Err(error) => Err(VmError::wrong_state(field_lines(&error.of_vmi()))),

@@ -54,6 +54,17 @@ enum Next {
     End,
 }
 
+impl Next {
+    /// The same, or another round after this time.
+    fn within(self, time: Duration) -> Next {
+        match self {
+            Next::Wait => Next::After(time),
+            Next::After(other) => Next::After(other.min(time)),
+            Next::End => Next::End,
+        }
+    }
+}
+
 /// A call of SyncVmi that is under way.
 #[derive(Debug)]
 struct Sync {
@@ -93,6 +104,7 @@ pub struct VmiActor {
     /// Error of the last write of the status, and the time until the next one.
     write_error: Option<String>,
     write_retry: Duration,
+    write_at: Option<Instant>,
     /// Panics of the guest that have had an event, or that another agent has seen.
     panics: Option<u64>,
     /// Hotplugged volumes in the last status.
@@ -146,6 +158,7 @@ impl VmiActor {
             start_answered: None,
             write_error: None,
             write_retry: FIRST_RETRY,
+            write_at: None,
             panics: None,
             plugged: Vec::new(),
             awaited: AwaitedVolumes::default(),
@@ -229,7 +242,7 @@ impl VmiActor {
         }
         match self.write(&vmi, &state).await {
             Ok(()) => next,
-            Err(pause) => Next::After(pause),
+            Err(pause) => next.within(pause),
         }
     }
 
@@ -467,6 +480,12 @@ impl VmiActor {
         if new == *vmi.status() {
             return Ok(());
         }
+        if let Some(rest) = self
+            .write_at
+            .and_then(|at| at.checked_duration_since(Instant::now()))
+        {
+            return Err(rest);
+        }
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), &vmi.namespace(), &object::resource());
         let object = vmi.with_status(new);
@@ -477,25 +496,35 @@ impl VmiActor {
                 object::forget_managers(&mut written);
                 let written = Arc::new(Vmi(written));
                 self.written = Some(Arc::clone(&written));
-                (self.write_error, self.write_retry) = (None, FIRST_RETRY);
+                (self.write_error, self.write_retry, self.write_at) = (None, FIRST_RETRY, None);
                 self.report(vmi, &written).await;
                 Ok(())
             }
             // The watch has a newer object soon.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(LOOK_INTERVAL),
-            Ok(Err(error)) => Err(self.not_written(&name, error.to_string())),
-            Err(_) => Err(self.not_written(&name, "the API server does not answer".to_owned())),
+            Ok(Err(error)) => {
+                let retry = match error {
+                    kube::Error::Api(_) => self.write_retry,
+                    // It is there again soon.
+                    _ => FIRST_RETRY,
+                };
+                Err(self.not_written(&name, error.to_string(), retry))
+            }
+            Err(_) => {
+                let text = "the API server does not answer".to_owned();
+                Err(self.not_written(&name, text, FIRST_RETRY))
+            }
         }
     }
 
-    /// Logs an error that is new. Returns the time until the next attempt.
-    fn not_written(&mut self, vmi: &str, error: String) -> Duration {
+    /// Logs an error that is new. The next attempt is after `retry`, and the one after that after twice the time.
+    fn not_written(&mut self, vmi: &str, error: String, retry: Duration) -> Duration {
         if self.write_error.as_ref() != Some(&error) {
             warn!(vmi, error, "the status was not written");
             self.write_error = Some(error);
         }
-        let retry = self.write_retry;
         self.write_retry = (retry * 2).min(LAST_RETRY);
+        self.write_at = Some(Instant::now() + retry);
         retry
     }
 }
