@@ -31,12 +31,13 @@ const QUEUE: usize = 16;
 /// sees the end of the session.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Accepts KubeVirt's protocol, with a limit on frames: the first bytes of a frame allocate memory for all of it.
-pub(super) fn limited(upgrade: WebSocketUpgrade, max_frame: usize) -> WebSocketUpgrade {
+/// Accepts KubeVirt's protocol, with a limit on messages and frames: the first bytes of a frame allocate memory for all
+/// of it.
+pub(super) fn limited(upgrade: WebSocketUpgrade, max_message: usize) -> WebSocketUpgrade {
     upgrade
         .protocols([PROTOCOL])
-        .max_message_size(MAX_MESSAGE)
-        .max_frame_size(max_frame)
+        .max_message_size(max_message)
+        .max_frame_size(max_message)
         .read_buffer_size(BUFFER)
         .write_buffer_size(BUFFER)
 }

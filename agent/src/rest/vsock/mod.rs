@@ -23,8 +23,8 @@ use crate::vmi::Vmi;
 
 /// Largest message to the client, in bytes.
 const CHUNK: usize = 32 << 10;
-/// Largest frame of the client, in bytes. A stream whose guest does not read holds one. `virtctl` sends 32 KiB at most.
-const MAX_FRAME: usize = 256 << 10;
+/// Largest message of a client, in bytes. A stream whose guest does not read holds one. `virtctl` sends 32 KiB at most.
+const MAX_MESSAGE: usize = 256 << 10;
 /// Time without data of the guest after which the client is sent a ping. One that has gone is noticed by the second.
 const PING_AFTER: Duration = Duration::from_secs(15);
 /// CIDs of guests. The smaller ones are the hypervisor's and the host's, and the last one is any.
@@ -59,7 +59,7 @@ pub async fn vsock(
         Ok(Err(error)) => return Err(Error::failed(format!("port {port} of CID {cid}: {error}"))),
         Err(_) => return Err(Error::failed(format!("port {port} of CID {cid} does not answer"))),
     };
-    Ok(limited(upgrade, MAX_FRAME).on_upgrade(async move |socket| {
+    Ok(limited(upgrade, MAX_MESSAGE).on_upgrade(async move |socket| {
         copy(socket, stream, PING_AFTER).await;
         drop(permit);
     }))
@@ -216,7 +216,7 @@ mod tests {
     async fn a_client_that_goes_is_noticed_although_the_guest_reads_nothing() {
         let (ended, mut ends) = mpsc::channel(1);
         let upgrade = async move |upgrade: WebSocketUpgrade| {
-            limited(upgrade, MAX_FRAME).on_upgrade(async move |socket| {
+            limited(upgrade, MAX_MESSAGE).on_upgrade(async move |socket| {
                 let (stream, _guest) = tokio::io::duplex(1024);
                 copy(socket, Box::new(stream), Duration::from_millis(50)).await;
                 let _ = ended.send(()).await;
