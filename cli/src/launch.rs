@@ -96,7 +96,7 @@ async fn start(
             // VMs that ran outlive the terminal.
             let kept = if failure.is_hangup() { index } else { 0 };
             let left = aborted_start::clean_up(&names[kept..=index]).await;
-            return Err(failure.report(&left));
+            return Err(failure.report(&left, kept > 0));
         }
         if follow.detach {
             continue;
@@ -150,10 +150,10 @@ impl StartFailure {
     }
 
     /// Prints which of the started VMs could not be cleaned up.
-    fn report(self, left: &[VmRef]) -> Failure {
+    fn report(self, left: &[VmRef], others_run: bool) -> Failure {
         let names: Vec<_> = left.iter().map(ToString::to_string).collect();
         let rest = match names.as_slice() {
-            [] if self.is_hangup() => "those that ran keep running".to_owned(),
+            [] if others_run => "those that ran keep running".to_owned(),
             [] => "all were stopped".to_owned(),
             [name] => format!("{name} is still running: `husk rm --force {name}` ends it"),
             names => {

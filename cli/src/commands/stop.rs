@@ -82,10 +82,8 @@ fn stop(
         Some(systemd) if !waits.stops.is_empty() => {
             let names = waits.stops.clone();
             let waited = waits.wait_in(stores, systemd, runtime);
-            if waited.is_ok() {
-                // Else `husk apply` would start one that has failed before.
-                names.iter().for_each(|name| systemd.forget(name));
-            }
+            // Else `husk apply` would start one that has failed before.
+            names.iter().for_each(|name| systemd.forget(name));
             stopped.and(waited)
         }
         _ => stopped,

@@ -129,7 +129,12 @@ impl Service {
             }
         };
         self.check_restart_allowed(strategy)?;
-        while let Err(error) = self.remove_abandoned().await {
+        loop {
+            let removed = tokio::select! {
+                removed = self.remove_abandoned() => removed,
+                () = self.stopped() => return Ok(()),
+            };
+            let Err(error) = removed else { break };
             failures += 1;
             if !self
                 .wait(failures, &DataError::of("CrashLoopBackOff", error))
