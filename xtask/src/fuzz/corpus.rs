@@ -4,7 +4,8 @@ use super::confinement::confined;
 use crate::checkout;
 use crate::finish::finish;
 use crate::progress::ends_with_this_process;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -37,6 +38,7 @@ pub fn minimise(program: &Path, target: &str) -> Result<String> {
     })?;
     let mut inputs = inputs(merged.path())?;
     inputs.sort();
+    ensure!(!inputs.is_empty(), "libFuzzer has kept no input of {target}");
     replace(&working, inputs.iter().map(|(_, path)| path))?;
     // Of all lengths: the shortest get least far.
     let step = inputs.len().div_ceil(STORED.0).max(1);
@@ -54,14 +56,16 @@ pub fn minimise(program: &Path, target: &str) -> Result<String> {
     Ok(format!("{} inputs, {} of them stored", inputs.len(), some.len()))
 }
 
-/// Replaces the inputs in a folder by copies of these files.
+/// Replaces the inputs in a folder by copies of these files. What is there is removed last.
 fn replace<'a>(folder: &Path, by: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
-    for (_, old) in inputs(folder)? {
-        std::fs::remove_file(old)?;
-    }
+    let mut kept = BTreeSet::new();
     for path in by {
-        let name = path.file_name().context("a file has a name")?;
-        std::fs::copy(path, folder.join(name))?;
+        let place = folder.join(path.file_name().context("a file has a name")?);
+        std::fs::copy(path, &place)?;
+        kept.insert(place);
+    }
+    for (_, old) in inputs(folder)?.iter().filter(|(_, old)| !kept.contains(old)) {
+        std::fs::remove_file(old)?;
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ pub struct Finding {
     /// None if the target ended in another way, such as by an overflow of its stack.
     input: Option<PathBuf>,
     output: String,
+    panicked: bool,
     /// Exit status of the target, or the signal that killed it.
     status: String,
     seed: u32,
@@ -45,7 +46,7 @@ pub struct Finding {
 impl Finding {
     /// True if the target panics with an input. A busy machine can make any input too slow.
     pub fn is_panic(&self) -> bool {
-        self.input.is_some() && self.output.contains("panicked at ")
+        self.input.is_some() && self.panicked
     }
 }
 
@@ -106,6 +107,7 @@ pub fn run(program: &Path, target: &str, corpus: &Path, seconds: u32, seed: u32)
         target: target.to_owned(),
         input: output.input,
         output: output.tail.join("\n"),
+        panicked: output.panicked,
         status: status.to_string(),
         seed,
     });
@@ -153,6 +155,7 @@ struct Output {
     loaded: u64,
     coverage: u32,
     input: Option<PathBuf>,
+    panicked: bool,
     tail: Vec<String>,
 }
 
@@ -177,6 +180,8 @@ impl Output {
         {
             self.input = Some(PathBuf::from(path));
         }
+        // Its backtrace may be longer than the tail.
+        self.panicked |= line.contains(" panicked at ");
         if !line.starts_with('#') {
             if self.tail.len() == TAIL {
                 self.tail.remove(0);
@@ -221,9 +226,11 @@ mod tests {
             target: "qcow2".to_owned(),
             input: output.input,
             output: output.tail.join("\n"),
+            panicked: output.panicked,
             status: "signal: 11 (SIGSEGV)".to_owned(),
             seed: 7,
         };
+        assert!(finding.is_panic());
         let text = finding.to_string();
         assert!(
             text.contains("lib.rs:7:9") && text.ends_with("fuzz qcow2 --input /a/crash-0123"),

@@ -127,7 +127,8 @@ fn totals_of(folders: &[PathBuf]) -> Result<String> {
     }
     let mut text = String::new();
     for case in cases {
-        let rounds = read_all(folders, &case)?;
+        let mut rounds = read_all(folders, &case)?;
+        rounds.retain(|round| round.outcome != "loaded");
         let count = |outcome: &str| rounds.iter().filter(|round| round.outcome == outcome).count();
         let seconds: f64 = rounds.iter().map(|round| round.seconds).sum();
         let kills = match rounds.iter().filter_map(|round| round.kills).sum::<u32>() {
