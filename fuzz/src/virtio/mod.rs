@@ -463,8 +463,7 @@ impl Guest {
             true => self.drivers[queue].add_indirect(table, chain),
             false => self.drivers[queue].add(chain),
         };
-        let entries = if indirect { 1 } else { chain.len() };
-        self.offered.add(queue, head, chain, entries);
+        self.offered.add(queue, head, chain, indirect);
         head
     }
 
@@ -485,7 +484,7 @@ impl Guest {
     fn chain(&mut self, queue: usize, chain: &[Descriptor], table: Option<Place>) {
         let Some(table) = table.map(Place::address) else {
             let head = self.drivers[queue].add(chain);
-            self.offered.add(queue, head, chain, chain.len());
+            self.offered.add(queue, head, chain, false);
             return;
         };
         self.offered.forget();

@@ -12,6 +12,9 @@ pub struct Offered {
     unknown: bool,
     size: u16,
     slots: u64,
+    /// Some slots have tables of descriptors, and the device may write to some.
+    has_tables: bool,
+    writes_slots: bool,
     queues: Vec<Queue>,
 }
 
@@ -29,6 +32,8 @@ impl Offered {
             unknown: false,
             size,
             slots: 0,
+            has_tables: false,
+            writes_slots: false,
             queues: vec![Queue::default(); queues],
         }
     }
@@ -45,10 +50,14 @@ impl Offered {
         self.unknown |= self.slots > SLOT_COUNT;
     }
 
-    /// A chain is made available, in `entries` entries of the queue.
-    pub fn add(&mut self, queue: usize, head: u16, chain: &[Descriptor], entries: usize) {
+    /// A chain is made available, with `indirect` by a table in a slot.
+    pub fn add(&mut self, queue: usize, head: u16, chain: &[Descriptor], indirect: bool) {
+        let entries = if indirect { 1 } else { chain.len() };
         let written = || chain.iter().filter(|part| part.2 & WRITE != 0);
-        self.unknown |= written().any(|part| !is_harmless(part));
+        self.unknown |= written().any(|part| part.0 < BUFFERS);
+        self.writes_slots |= written().any(reaches_slots);
+        self.has_tables |= indirect;
+        self.unknown |= self.writes_slots && self.has_tables;
         let queue = &mut self.queues[queue];
         queue.entries += entries;
         self.unknown |= entries == 0 || queue.entries > usize::from(self.size);
@@ -66,9 +75,6 @@ impl Offered {
     }
 }
 
-/// True if the device can write to a buffer without a change of a ring, or of the table of another request.
-fn is_harmless((at, len, _): &Descriptor) -> bool {
-    let slot = at.saturating_sub(SLOTS) / super::SLOT * super::SLOT + SLOTS;
-    let end = at.saturating_add(u64::from(*len));
-    *at >= BUFFERS && end <= SLOTS || *at >= DATA || *at >= SLOTS && end <= slot + super::SLOT
+fn reaches_slots((at, len, _): &Descriptor) -> bool {
+    *at < DATA && at.saturating_add(u64::from(*len)) > SLOTS
 }
