@@ -65,6 +65,8 @@ pub(crate) fn machine() -> Machine {
 /// Replaces the vCPU by one that does not answer.
 pub(crate) fn silence(machine: &mut Machine) {
     machine.vcpus = vec![Vcpu::ended(0)];
+    // The other may have run into memory without code.
+    machine.halted.store(false, Ordering::Release);
 }
 
 /// Removes the vCPUs.
