@@ -4,6 +4,7 @@
 //! the agent it calls SyncVmi once more and may repeat an event.
 
 mod reports;
+mod write_retry;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use super::pod::{Pod, PodState, RuntimeDir};
 use super::status::{self, Observed};
 use super::sync_call::{Opening, SyncCall, Synced};
 use crate::event::{EventSender, Kind};
+use write_retry::WriteRetry;
 
 /// Interval at which the agent looks again for what it cannot watch: a pod's directory, a volume that is not there yet.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,10 +103,7 @@ pub struct VmiActor {
     started: bool,
     /// When the shim answered that it starts the VM. Its status says so a little later.
     start_answered: Option<Instant>,
-    /// Error of the last write of the status, and the time until the next one.
-    write_error: Option<String>,
-    write_retry: Duration,
-    write_at: Option<Instant>,
+    write_retry: WriteRetry,
     /// Panics of the guest that have had an event, or that another agent has seen.
     panics: Option<u64>,
     /// Hotplugged volumes in the last status.
@@ -156,9 +155,7 @@ impl VmiActor {
             grace: None,
             started: false,
             start_answered: None,
-            write_error: None,
-            write_retry: FIRST_RETRY,
-            write_at: None,
+            write_retry: WriteRetry::default(),
             panics: None,
             plugged: Vec::new(),
             awaited: AwaitedVolumes::default(),
@@ -440,7 +437,7 @@ impl VmiActor {
                     }
                 }
             }
-            // Another agent has begun to start the VM.
+            // The VM is being started, or the shim ends. The pod's status says what comes of it.
             Err(error) if sync.starts && error.code() == Code::Unavailable => {
                 debug!(error = error.message(), "the VM cannot be started now");
                 self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.desired));
@@ -480,10 +477,7 @@ impl VmiActor {
         if new == *vmi.status() {
             return Ok(());
         }
-        if let Some(rest) = self
-            .write_at
-            .and_then(|at| at.checked_duration_since(Instant::now()))
-        {
+        if let Some(rest) = self.write_retry.rest() {
             return Err(rest);
         }
         let api: Api<DynamicObject> =
@@ -496,36 +490,27 @@ impl VmiActor {
                 object::forget_managers(&mut written);
                 let written = Arc::new(Vmi(written));
                 self.written = Some(Arc::clone(&written));
-                (self.write_error, self.write_retry, self.write_at) = (None, FIRST_RETRY, None);
+                self.write_retry.succeeded();
                 self.report(vmi, &written).await;
                 Ok(())
             }
             // The watch has a newer object soon.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(LOOK_INTERVAL),
             Ok(Err(error)) => {
-                let retry = match error {
-                    kube::Error::Api(_) => self.write_retry,
-                    // It is there again soon.
-                    _ => FIRST_RETRY,
-                };
-                Err(self.not_written(&name, error.to_string(), retry))
+                let refused = matches!(error, kube::Error::Api(_));
+                Err(self.not_written(&name, &error.to_string(), refused))
             }
-            Err(_) => {
-                let text = "the API server does not answer".to_owned();
-                Err(self.not_written(&name, text, FIRST_RETRY))
-            }
+            Err(_) => Err(self.not_written(&name, "the API server does not answer", false)),
         }
     }
 
-    /// Logs an error that is new. The next attempt is after `retry`, and the one after that after twice the time.
-    fn not_written(&mut self, vmi: &str, error: String, retry: Duration) -> Duration {
-        if self.write_error.as_ref() != Some(&error) {
+    /// Logs an error that is new. Returns the time until the next write.
+    fn not_written(&mut self, vmi: &str, error: &str, refused: bool) -> Duration {
+        let (pause, is_new) = self.write_retry.failed(error, refused);
+        if is_new {
             warn!(vmi, error, "the status was not written");
-            self.write_error = Some(error);
         }
-        self.write_retry = (retry * 2).min(LAST_RETRY);
-        self.write_at = Some(Instant::now() + retry);
-        retry
+        pause
     }
 }
 
