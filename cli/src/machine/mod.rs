@@ -19,15 +19,17 @@ mod object_files;
 pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod systemd;
+mod templates;
 #[cfg(test)]
 pub(crate) mod test_manifests;
 pub(crate) mod unit;
 pub(crate) mod vm;
 
 pub(crate) use data::{Data, DataError, claim_of};
-pub(crate) use data_volume::{import, phase, refuse_deleted, store_templates};
+pub(crate) use data_volume::{import, phase, refuse_deleted};
 pub(crate) use deletion::{delete, delete_command, finish_deletions};
 pub(crate) use first_start::FirstStart;
+pub(crate) use templates::store_templates;
 
 use std::path::Path;
 
