@@ -118,23 +118,10 @@ fn mounted(data: &Path) -> BTreeSet<PathBuf> {
 pub(crate) fn remove(systemd: Systemd) -> Result<(), Failure> {
     let path = directory(systemd)?.join(NAME);
     if fs::read_to_string(&path).is_ok_and(|text| text.starts_with(MARK)) {
-        remove_interrupted(path.parent().unwrap_or(Path::new("/")));
         fs::remove_file(&path).map_err(Failure::at(format!("remove {}", path.display())))?;
         systemd.reload()?;
     }
     Ok(())
-}
-
-/// Removes files that interrupted commands have left.
-fn remove_interrupted(directory: &Path) {
-    let prefix = format!(".{NAME}.");
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(&prefix) && name.ends_with(".new") {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
 }
 
 /// Path of this program. It stays when the file is replaced by an upgrade.
