@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
+use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, LONGEST_GRACE, final_status};
 use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_objects::{ObjectError, Objects, Outcome, StoredObject};
@@ -30,8 +30,6 @@ use crate::status::exit_summary;
 use crate::vm_ref::VmRef;
 use crate::{host_warnings, live_vm, network};
 
-/// Longest grace period that the monitor keeps. systemd takes microseconds as 64 bits.
-const LONGEST_GRACE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Time for the end of the process after that of the guest.
 const AFTER_GUEST: Duration = Duration::from_secs(15);
 /// Maximum time until systemd stops the process for a restart.
@@ -303,6 +301,7 @@ impl Service {
         let ended = tokio::select! {
             ended = &mut ended => ended,
             () = self.stopped() => {
+                // systemd takes the microseconds as 64 bits.
                 let time = grace.min(LONGEST_GRACE) + AFTER_GUEST;
                 let extension = format!("EXTEND_TIMEOUT_USEC={}", time.as_micros());
                 let _ = sd_notify::notify(&[NotifyState::Stopping, NotifyState::Custom(&extension)]);

@@ -70,6 +70,7 @@ pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
 pub use guest_agent::AgentHandle;
 pub use handle::VmHandle;
 pub use pending_vm::{PendingCall, PendingVm, StartRequest, VmiIdentity};
+pub use power::LONGEST_GRACE;
 use supervisor::{Supervisor, remove_dir};
 pub use sync::short as field_lines;
 pub use vm_error::VmError;

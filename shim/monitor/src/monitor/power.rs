@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 /// Interval between presses of the power button. A guest may ignore it while it boots.
 const PRESS_EVERY: Duration = Duration::from_secs(5);
-/// Maximum grace period in seconds. It keeps the arithmetic of the clock from overflowing.
-const LONGEST_GRACE: u64 = 10 * 365 * 24 * 3600;
+/// Longest grace period; a longer one is shortened to it. It keeps the arithmetic of clocks from overflowing.
+pub const LONGEST_GRACE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A graceful shutdown under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl GracefulShutdown {
         grace_seconds: u64,
         now: Instant,
     ) -> GracefulShutdown {
-        let deadline = now + Duration::from_secs(grace_seconds.min(LONGEST_GRACE));
+        let deadline = now + Duration::from_secs(grace_seconds).min(LONGEST_GRACE);
         match before {
             Some(before) if before.deadline <= deadline => GracefulShutdown {
                 next_press: now,

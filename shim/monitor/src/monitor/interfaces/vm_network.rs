@@ -66,7 +66,7 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// What to do about an error; empty if there is nothing.
+/// The end of an error text, which tells the user how to mend the error. Empty if Husk knows no remedy.
 fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
         NetworkFault::NicNotFound(_) if place.is_empty() => {
