@@ -38,7 +38,7 @@ pub(super) struct ExecProcess {
     stdio: Stdio,
     phase: watch::Sender<ContainerPhase>,
     /// Of a process that was started. Dropping it kills the process.
-    kill: Option<oneshot::Sender<()>>,
+    pub(super) kill: Option<oneshot::Sender<()>>,
 }
 
 impl Pod {
