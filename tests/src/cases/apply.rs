@@ -431,6 +431,22 @@ fn failures(ctx: &TestContext) -> Result<()> {
     apply(ctx, "dv.yaml", &[data(format!("http://{WEB}/disk.img.gz"))])?
         .says(&["configured", "alone: the volume is filled"])?;
     husk(ctx, &["delete", "-f", "dv.yaml"])?.ok()?;
+
+    // The same by the template of a VM.
+    let templated = |url: String| {
+        let mut vm = vm("templated", "Halted");
+        let mut template = data(url);
+        template["metadata"]["name"] = json!("templated-data");
+        vm["spec"]["dataVolumeTemplates"] =
+            json!([{"metadata": template["metadata"], "spec": template["spec"]}]);
+        add_disk(&mut vm, "data", json!({"dataVolume": {"name": "templated-data"}}));
+        vm
+    };
+    apply(ctx, "vm.yaml", &[templated(format!("http://{WEB}/none.img"))])?
+        .fails_with(1, &["error: templated-data: ", "404"])?;
+    apply(ctx, "vm.yaml", &[templated(format!("http://{WEB}/disk.img.gz"))])?
+        .says(&["templated-data: the volume is filled"])?;
+    husk(ctx, &["delete", "vm", "templated"])?.ok()?;
     ctx.nothing_left(Duration::from_secs(10))
 }
 

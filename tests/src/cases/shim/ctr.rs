@@ -79,6 +79,14 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         c.detached(&vm("button"), &[], "small", "button")?;
         let attached = attach(c, "button")?;
         attached.expect("husk-button: ready", TIMEOUT)?;
+        // As `ctr run` passes on when its terminal is resized.
+        c.ctr(&["tasks", "kill", "--signal", "SIGWINCH", "button"])?
+            .ok()?;
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(
+            !attached.output().all().contains("husk-button: pressed"),
+            "SIGWINCH presses the button"
+        );
         c.ctr(&["tasks", "kill", "--signal", "SIGTERM", "button"])?.ok()?;
         // It deletes the task once that has ended.
         let answer = attached.wait(TIMEOUT)?;

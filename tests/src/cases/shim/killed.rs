@@ -84,6 +84,17 @@ fn killed(ctx: &TestContext) -> Result<()> {
         ensure!(c.remove("three")? == 137, "not killed");
         c.nothing_left()
     });
+    ctx.part("vmm without containerd", || {
+        let vmm = start(c, "five")?;
+        c.kill()?;
+        kill(vmm, Signal::KILL)?;
+        gone(vmm, WITH_SHIM)?;
+        c.restart()?;
+        // Its shim still has the exit status.
+        c.until("five", "STOPPED", TIMEOUT)?;
+        ensure!(c.remove("five")? == 137, "not killed");
+        c.nothing_left()
+    });
     ctx.part("both", || {
         let vmm = start(c, "four")?;
         c.kill()?;
