@@ -172,7 +172,7 @@ mod tests {
     fn rounds_add_up_over_runs() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("soak-raw.jsonl");
-        for (seed, outcome) in [(7, "passed"), (8, "failed"), (9, "passed")] {
+        for (seed, outcome) in [(7, "passed"), (8, "failed"), (9, "passed"), (10, "loaded")] {
             let round = Round {
                 seed,
                 commit: "0123456789ab".to_owned(),
