@@ -403,7 +403,8 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
         ThreadRole::Qcow2 | ThreadRole::Convert => &[RUNTIME, READ_FILES, WRITE_FILES],
         ThreadRole::Discard => &[RUNTIME, DISCARD],
         ThreadRole::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
-        ThreadRole::Boot => &[RUNTIME, STARTING, READ_FILES],
+        // A read may write: imago makes room in its caches, which hold tables that a guest has not flushed.
+        ThreadRole::Boot => &[RUNTIME, STARTING, READ_FILES, WRITE_FILES],
     }
 }
 

@@ -206,7 +206,7 @@ fn a_ring_can_only_update_files() {
 }
 
 #[test]
-fn threads_that_close_images_may_write_them() {
+fn threads_that_read_or_close_images_may_write_them() {
     let writers = [
         ThreadRole::Control,
         ThreadRole::Machine,
@@ -215,6 +215,7 @@ fn threads_that_close_images_may_write_them() {
         ThreadRole::Qcow2,
         ThreadRole::Blocking,
         ThreadRole::Convert,
+        ThreadRole::Boot,
     ];
     for role in ThreadRole::ALL {
         let expected = if writers.contains(&role) {

@@ -2,6 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
+use husk_seccomp::{ThreadRole, install};
+
 use super::*;
 use crate::Qcow2Reader;
 
@@ -39,4 +41,41 @@ fn a_reader_without_threads_reads_the_same() {
     assert_eq!(allocated, 3 * 4096);
     let beyond = reader.read_at(size - 1, &mut [0; 2]).unwrap_err();
     assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_boot_thread_reads_an_image_whose_tables_were_not_flushed() {
+    // More tables than the cache has room for; one describes 512 clusters.
+    let (tables, cluster) = (200, 4096);
+    let size = tables * 512 * cluster;
+    let file = image(size, cluster as usize);
+    let disk = open(&file, None);
+    let mut engine = Engine::new(EngineKind::Threads, 256, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    let write = |table| Op {
+        kind: 1,
+        sector: table * 512 * cluster / SECTOR,
+        sectors: 1,
+        step: 512,
+        fill: 7,
+    };
+    let ops: Vec<Op> = (0..tables).map(write).collect();
+    batch(
+        &mut engine,
+        id,
+        &ops,
+        &mut vec![0; size as usize],
+        cluster as usize,
+    );
+    let reader = disk.reader();
+    let boot = std::thread::spawn(move || {
+        // A call that the filter does not allow ends the process.
+        install(ThreadRole::Boot);
+        let mut sector = [0; 512];
+        ops.iter().all(|op| {
+            reader.read_at(op.range().start as u64, &mut sector).unwrap();
+            sector == [7; 512]
+        })
+    });
+    assert!(boot.join().unwrap());
 }
