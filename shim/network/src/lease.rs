@@ -11,8 +11,9 @@ use super::nic::PodNic;
 /// The one lease of a DHCPv4 server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DhcpLease {
-    /// The guest's MAC address.
-    pub mac: MacAddr,
+    /// MAC address of the one client that gets the lease. If `None`, each client does: a masqueraded guest may have its
+    /// address at a bridge of its own.
+    pub client: Option<MacAddr>,
     /// The guest's address and prefix length.
     pub address: Ipv4Net,
     /// The server's address.
@@ -70,7 +71,7 @@ impl DhcpLease {
             .find(|(destination, gateway)| destination.prefix_len() == 0 && !gateway.is_unspecified())
             .map(|(_, gateway)| *gateway);
         Some(DhcpLease {
-            mac,
+            client: Some(mac),
             address,
             server,
             router,
@@ -80,10 +81,10 @@ impl DhcpLease {
     }
 
     /// Lease of a masqueraded guest; `None` if the pod has no IPv4 address.
-    pub(super) fn for_masquerade(network: &Masquerade, nic: &PodNic, mac: MacAddr) -> Option<DhcpLease> {
+    pub(super) fn for_masquerade(network: &Masquerade, nic: &PodNic) -> Option<DhcpLease> {
         let gateway = network.gateway().addr();
         nic.ipv4().map(|_| DhcpLease {
-            mac,
+            client: None,
             address: network.guest(),
             server: gateway,
             router: Some(gateway),
@@ -196,10 +197,7 @@ mod tests {
             DhcpLease::for_bridge(&pod, pod.mac, Ipv4Addr::new(169, 254, 75, 10)),
             None
         );
-        assert_eq!(
-            DhcpLease::for_masquerade(&Masquerade::default(), &pod, pod.mac),
-            None
-        );
+        assert_eq!(DhcpLease::for_masquerade(&Masquerade::default(), &pod), None);
         assert!(Dhcpv6Lease::for_masquerade(&Masquerade::default(), &pod).is_some());
     }
 }

@@ -177,7 +177,7 @@ fn open(
             None,
         ),
         Binding::Masquerade(network) => (
-            DhcpLease::for_masquerade(network, &record.nic, record.mac),
+            DhcpLease::for_masquerade(network, &record.nic),
             Dhcpv6Lease::for_masquerade(network, &record.nic),
         ),
     };

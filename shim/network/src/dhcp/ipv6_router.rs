@@ -18,7 +18,7 @@ pub(super) struct Ipv6Router {
     bridge: u32,
 }
 
-/// Packets read in one go, so that a guest cannot starve the runtime's other tasks.
+/// Packets that at most one advertisement answers.
 const BATCH: usize = 64;
 
 /// Waits for one event and handles it. Waits forever without a router.

@@ -232,6 +232,8 @@ impl DhcpTask {
             if done.is_err() {
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
+            // A socket with packets is always ready. Other tasks run even if the guest sends without pause.
+            tokio::task::consume_budget().await;
         }
     }
 }
@@ -281,9 +283,10 @@ impl Dhcpv4Server {
 /// The frame that answers a frame of the guest, if it needs one, and whether it grants the lease.
 fn reply(server: &v4::Dhcpv4Responder, bridge_mac: MacAddr, frame: &[u8]) -> Option<(Vec<u8>, bool)> {
     let lease = server.lease();
-    let (_, packet) = frame::to_server(frame).filter(|(source, _)| *source == lease.mac)?;
+    let (client, packet) =
+        frame::to_server(frame).filter(|(source, _)| lease.client.is_none_or(|client| *source == client))?;
     let answer = server.answer(packet)?;
-    let (from, to) = ((bridge_mac, lease.server), (lease.mac, answer.to));
+    let (from, to) = ((bridge_mac, lease.server), (client, answer.to));
     let frame = frame::to_client(from, to, &answer.packet)?;
     Some((frame, answer.leases))
 }
@@ -292,4 +295,52 @@ fn readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the AsyncFd owns the OwnedFd, so the descriptor stays open and refers to the same file.
     let polled = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
     polled.map_err(|refused| refused.into_parts().1)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    use super::super::lease::DhcpLease;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_sends_without_pause_leaves_time_to_other_tasks() {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (guest, received) = pair();
+        let rest = received.try_clone().unwrap();
+        // More than tokio lets one task do in one go.
+        for number in 0..200 {
+            send(&guest, &[number], SendFlags::empty()).unwrap();
+        }
+        let lease = DhcpLease {
+            client: None,
+            address: "10.0.2.2/24".parse().unwrap(),
+            server: Ipv4Addr::new(10, 0, 2, 1),
+            router: None,
+            routes: Vec::new(),
+            mtu: 1500,
+        };
+        let sockets = DhcpSockets {
+            bridge: 0,
+            v4: Some(Dhcpv4Sockets {
+                bridge_mac: MacAddr::GATEWAY,
+                tap: 0,
+                received,
+                sender: pair().0,
+                open_port: None,
+            }),
+            v6: None,
+        };
+        let responder = v4::Dhcpv4Responder::new(lease, DhcpOptions::default()).unwrap();
+        let task = DhcpTask::new(sockets, Some(responder), None).unwrap();
+        let server = tokio::spawn(task.serve());
+        let mut next = [0];
+        while next == [0] {
+            recv(&rest, &mut next[..], RecvFlags::PEEK).expect("the server has read all frames at once");
+            tokio::task::yield_now().await;
+        }
+        server.abort();
+    }
 }

@@ -174,6 +174,11 @@ async fn a_masqueraded_guest_gets_its_own_address() {
     assert_eq!(again.opts().msg_type(), Some(MessageType::Ack));
     let refused = guest.expect(QUIET, |frame| (frame.get(23)? == &1).then(|| frame.to_vec()));
     assert_eq!(refused, None);
+    // The guest has its address at a bridge now.
+    guest.mac = MacAddr([2, 0, 0, 0, 0, 9]);
+    let (_, ack) = acquire(&mut guest).await;
+    assert_eq!(ack.yiaddr(), Ipv4Addr::new(10, 0, 2, 2));
+    assert!(guest.pings(Ipv4Addr::new(10, 244, 1, 1), MacAddr::GATEWAY));
 }
 
 #[tokio::test]

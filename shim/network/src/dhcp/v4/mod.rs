@@ -24,7 +24,7 @@ pub(super) struct Dhcpv4Responder {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DhcpReply {
-    /// Destination IP address. The Ethernet destination is always the guest.
+    /// Destination IP address. The Ethernet destination is always the client.
     pub(super) to: Ipv4Addr,
     pub(super) packet: Vec<u8>,
     /// True if this reply grants the lease (DHCPACK).
@@ -54,7 +54,7 @@ impl Dhcpv4Responder {
     /// A reply that is as long as one to any common client.
     fn full_reply(&self) -> EncodeResult<Vec<u8>> {
         let none = Ipv4Addr::UNSPECIFIED;
-        let mut asked = Message::new_with_id(0, none, none, none, none, &self.lease.mac.0);
+        let mut asked = Message::new_with_id(0, none, none, none, none, &[0; 6]);
         let id = DhcpOption::ClientIdentifier(vec![0; CLIENT_ID_ROOM]);
         asked.opts_mut().insert(id);
         let mut answer = self.reply(&asked, MessageType::Ack);
@@ -74,7 +74,7 @@ impl Dhcpv4Responder {
         let ours = asked.hlen() == 6
             && asked.opcode() == Opcode::BootRequest
             && asked.htype() == HType::Eth
-            && asked.chaddr() == self.lease.mac.0
+            && self.lease.client.is_none_or(|client| asked.chaddr() == client.0)
             && asked.giaddr().is_unspecified();
         if !ours {
             return None;
@@ -114,7 +114,7 @@ impl Dhcpv4Responder {
 
     fn reply(&self, asked: &Message, kind: MessageType) -> Message {
         let none = Ipv4Addr::UNSPECIFIED;
-        let mut answer = Message::new_with_id(asked.xid(), none, none, none, none, &self.lease.mac.0);
+        let mut answer = Message::new_with_id(asked.xid(), none, none, none, none, asked.chaddr());
         answer.set_opcode(Opcode::BootReply);
         answer.set_flags(match kind {
             MessageType::Nak => Flags::default().set_broadcast(),

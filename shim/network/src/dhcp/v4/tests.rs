@@ -10,10 +10,14 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 75, 10);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
 fn server() -> Dhcpv4Responder {
+    server_for(Some(GUEST))
+}
+
+fn server_for(client: Option<MacAddr>) -> Dhcpv4Responder {
     let on_link = (Ipv4Net::from(GATEWAY), Ipv4Addr::UNSPECIFIED);
     let default = (Ipv4Net::default(), GATEWAY);
     let lease = DhcpLease {
-        mac: GUEST,
+        client,
         address: Ipv4Net::from(ADDRESS),
         server: SERVER,
         router: Some(GATEWAY),
@@ -119,6 +123,14 @@ fn another_address_is_denied() {
     assert_eq!(nak.opts().msg_type(), Some(MessageType::Nak));
     assert_eq!((to, nak.yiaddr()), (Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED));
     assert!(!nak.opts().contains(OptionCode::SubnetMask));
+}
+
+#[test]
+fn without_a_client_address_each_client_gets_the_lease() {
+    let other = MacAddr([2; 6]);
+    let answer = server_for(None).answer(&encoded(&asking(MessageType::Discover, other)));
+    let offer = Message::decode(&mut Decoder::new(&answer.unwrap().packet)).unwrap();
+    assert_eq!((offer.chaddr(), offer.yiaddr()), (&other.0[..], ADDRESS));
 }
 
 #[test]
