@@ -107,6 +107,11 @@ impl PullError {
         }
     }
 
+    /// True if the registry refuses access.
+    pub fn is_of_access(&self) -> bool {
+        matches!(self, PullError::Unauthorized { .. })
+    }
+
     /// True if another attempt may succeed.
     pub fn is_temporary(&self) -> bool {
         match self {

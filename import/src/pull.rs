@@ -64,8 +64,9 @@ pub async fn pull(
     let descriptor = describe(&registry, &manifest)?;
     match fetch(&registry, &staging, &manifest, emit).await {
         Ok(()) => {}
-        // What is there is of use to the next attempt.
-        Err(error) if error.is_temporary() => return Err(error),
+        // What is there is of use to the next attempt. The registry has given access to the manifest: perhaps only its
+        // token server fails.
+        Err(error) if error.is_temporary() || error.is_of_access() => return Err(error),
         Err(error) => {
             staging.abandon();
             return Err(error);

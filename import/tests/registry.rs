@@ -388,6 +388,12 @@ fn a_layer_goes_on_where_the_connection_broke() {
 
 #[test]
 fn a_pull_goes_on_where_a_broken_registry_ended_one() {
+    for status in ["503 Service Unavailable", "401 Unauthorized"] {
+        goes_on_after(status);
+    }
+}
+
+fn goes_on_after(status: &'static str) {
     let home = tempfile::tempdir().unwrap();
     let offsets = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = offsets.clone();
@@ -407,7 +413,7 @@ fn a_pull_goes_on_where_a_broken_registry_ended_one() {
                     .write_all(head.as_bytes())
                     .and_then(|()| stream.write_all(&image.layer[..500_000]));
             }
-            (true, _) => reply(stream, "503 Service Unavailable", "", b""),
+            (true, _) => reply(stream, status, "", b""),
             (false, _) => image.send_layer(offset, stream),
         }
     }));
