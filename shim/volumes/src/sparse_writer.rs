@@ -6,26 +6,32 @@ use std::os::unix::fs::FileExt;
 
 /// Granularity of holes, in bytes.
 const BLOCK: usize = 64 << 10;
+/// Granularity of storage, in bytes: a file system stores a whole block for a few bytes.
+const PAGE: u64 = 4 << 10;
 
 /// Writes a file from its start and leaves holes for zeros.
 #[derive(Debug)]
 pub struct SparseWriter<'a> {
     file: &'a File,
     offset: u64,
-    /// Bytes written, without holes.
-    written: u64,
-    /// Limit for `written`.
+    /// Bytes of the pages that hold data.
+    stored: u64,
+    /// End of the last of these pages, in pages.
+    stored_to: u64,
+    /// Limit for `stored`.
     room: u64,
 }
 
 impl<'a> SparseWriter<'a> {
-    /// Writes at most `room` bytes, without holes, to an empty file. Writing more fails with `StorageFull`.
+    /// Writes to an empty file, whose data may take `room` bytes in whole pages of 4 KiB. Writing more fails with
+    /// `StorageFull`.
     #[must_use]
     pub fn new(file: &'a File, room: u64) -> SparseWriter<'a> {
         SparseWriter {
             file,
             offset: 0,
-            written: 0,
+            stored: 0,
+            stored_to: 0,
             room,
         }
     }
@@ -56,8 +62,10 @@ impl Write for SparseWriter<'_> {
         let left = BLOCK - (self.offset % BLOCK as u64) as usize;
         let part = &bytes[..bytes.len().min(left)];
         if part.iter().any(|byte| *byte != 0) {
-            self.written += part.len() as u64;
-            if self.written > self.room {
+            let first = (self.offset / PAGE).max(self.stored_to);
+            self.stored_to = (self.offset + part.len() as u64).div_ceil(PAGE);
+            self.stored += (self.stored_to - first) * PAGE;
+            if self.stored > self.room {
                 return Err(io::ErrorKind::StorageFull.into());
             }
             self.file.write_all_at(part, self.offset)?;
@@ -94,11 +102,18 @@ mod tests {
         file.read_exact_at(&mut read, zeros.len() as u64 - 1).unwrap();
         assert_eq!(&read, b"\0data\0");
 
+        // Small pieces of one page, then of many.
         let file = tempfile::tempfile().unwrap();
-        let mut writer = SparseWriter::new(&file, 3);
-        assert_eq!(
-            writer.write_all(b"data").unwrap_err().kind(),
-            io::ErrorKind::StorageFull
-        );
+        let mut writer = SparseWriter::new(&file, 4 * PAGE);
+        for _ in 0..PAGE / 4 {
+            writer.write_all(b"data").unwrap();
+        }
+        for _ in 1..4 {
+            writer.write_all(b"data").unwrap();
+            writer.skip(PAGE - 4);
+        }
+        let full = writer.write_all(b"data").unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(file.metadata().unwrap().blocks() * 512, 4 * PAGE);
     }
 }
