@@ -9,9 +9,9 @@ use husk_confine::{Credentials, confine};
 use husk_seccomp::ThreadRole;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use super::image::{self, Limits};
 use super::process::{DISK_FD, IMAGE_FD};
 use super::report::{ConvertError, Report};
-use super::{Limits, image};
 
 /// User and group that the process has if root started it: nobody.
 const NOBODY: u32 = 65534;

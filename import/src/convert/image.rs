@@ -10,7 +10,6 @@ use husk_disk::Qcow2Reader;
 use husk_volumes::{SparseWriter, decompress};
 use lzma_rust2::XzReader;
 
-use super::Limits;
 use super::format::{Format, HEAD};
 use super::report::{ConvertError, Converted};
 
@@ -26,6 +25,15 @@ const XZ_MEMORY: u32 = 512 << 10;
 const MAX_UNPACKED: u64 = 1 << 40;
 /// Bytes of the image between two progress reports.
 const STEP: u64 = 16 << 20;
+
+/// Limits of the output of a conversion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Size of the disk in bytes; the image's if not given.
+    pub size: Option<u64>,
+    /// Bytes that the data may take, without holes.
+    pub room: u64,
+}
 
 /// Converts an image, whose format is detected, to a disk, which is an empty file. Calls `progress` with bytes of the
 /// image that were read, and all.

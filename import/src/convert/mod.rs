@@ -15,6 +15,7 @@ use std::fs::File;
 use husk_images::Event;
 
 use crate::volume::{Entry, ImportDirectory, VolumeError};
+use image::Limits;
 use process::Converter;
 use report::{ConvertError, Converted};
 
@@ -22,15 +23,6 @@ pub use confined::serve;
 
 /// First argument of the confined process.
 pub const ARGUMENT: &str = "convert";
-
-/// Limits of the output of a conversion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limits {
-    /// Size of the disk in bytes; the image's if not given.
-    size: Option<u64>,
-    /// Bytes that may be written, without holes.
-    room: u64,
-}
 
 /// Converts the image to the new disk of the directory, and returns its size in bytes.
 ///

@@ -9,8 +9,9 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
+use super::ARGUMENT;
+use super::image::Limits;
 use super::report::{ConvertError, Converted, Report};
-use super::{ARGUMENT, Limits};
 use crate::error::shown;
 use crate::volume::VolumeError;
 
