@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use super::saved;
 use super::service::{VmmCommand, VmmService};
 use super::transfer::{ProgressSender, Transfer, failed, prepare};
 use crate::ram::{CopyGate, DirtyPages};
@@ -40,6 +41,7 @@ pub(super) async fn start(
         let gate = first.gate.clone();
         let transfer = Arc::<Transfer>::default();
         let mut result = passes(&service, first, &file, &transfer, &sender).await;
+        saved::close(file);
         if gate.is_closed() && !transfer.is_stopped() {
             let text = "the VM was reset, or ended, while its memory was copied";
             result = Err(Status::failed_precondition(text));

@@ -102,6 +102,12 @@ pub(super) async fn blocking<T: Send + 'static>(
     done.map_err(|e| Status::internal(e.to_string()))
 }
 
+/// Closes files of a save on a blocking thread, and does not wait. The close of a file on NFS writes it back, and hangs
+/// while the server does not answer.
+pub(super) fn close(files: impl Send + 'static) {
+    drop(spawn_blocking(move || drop(files)));
+}
+
 /// Takes the descriptor of a regular file, and returns it with its size.
 async fn regular(fds: &FdReceiver, field: &'static str, fd: Option<&pb::Fd>) -> Result<(File, u64), Status> {
     sized(field, take_fd(fds, field, fd).await?).await
@@ -230,6 +236,19 @@ mod tests {
         let functions: Vec<_> = description.functions.values().map(String::as_str).collect();
         assert_eq!(functions, ["virtio-rng", "virtio-balloon", "virtio-scsi"]);
         assert!(functions.iter().all(|name| devices.contains_key(*name)));
+    }
+
+    #[tokio::test]
+    async fn files_are_closed_on_another_thread() {
+        struct Closing(mpsc::UnboundedSender<std::thread::ThreadId>);
+        impl Drop for Closing {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().id()).unwrap();
+            }
+        }
+        let (closed, mut closes) = mpsc::unbounded_channel();
+        close(Closing(closed));
+        assert_ne!(closes.recv().await, Some(std::thread::current().id()));
     }
 
     #[test]

@@ -104,6 +104,13 @@ impl VmmService {
         self.messages.send(message).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
+
+    /// Takes the state of the paused VM, and the handles of its disks.
+    async fn capture(&self, precopied: bool) -> Result<(CapturedVm, MachineDisks), Status> {
+        let disks = self.ask(VmmCommand::Disks).await?;
+        let captured = self.ask(|reply| VmmCommand::Save { precopied, reply }).await?;
+        Ok((captured, disks))
+    }
 }
 
 /// Carries out an operation whole, even if its caller gives up.
@@ -175,10 +182,17 @@ impl Vmm for VmmService {
         let request = request.into_inner();
         let precopied = request.precopied;
         let files = saved::files(&self.fds, &request).await?;
-        let disks = self.ask(VmmCommand::Disks).await?;
-        let captured = self.ask(|reply| VmmCommand::Save { precopied, reply }).await?;
-        let stream = saved::write(captured, files, disks, self.pagemap.clone()).await?;
-        Ok(Response::new(Box::pin(stream)))
+        let service = self.clone();
+        let stream = detached(async move {
+            match service.capture(precopied).await {
+                Ok((captured, disks)) => saved::write(captured, files, disks, service.pagemap.clone()).await,
+                Err(refused) => {
+                    saved::close(files);
+                    Err(refused)
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(stream.await?)))
     }
 
     async fn shutdown(
