@@ -62,19 +62,29 @@ fn connectivity_warnings(link: &Link, nic: &PodNic) -> Vec<&'static str> {
 /// neighbours.
 fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault> {
     let fields = [
-        ("vmNetworkCIDR", IpNet::V4(network.cidr.trunc())),
-        ("vmIPv6NetworkCIDR", IpNet::V6(network.cidr6.trunc())),
+        (
+            "vmNetworkCIDR",
+            IpNet::V4(network.cidr.trunc()),
+            [network.gateway(), network.guest()].map(|net| net.addr().into()),
+        ),
+        (
+            "vmIPv6NetworkCIDR",
+            IpNet::V6(network.cidr6.trunc()),
+            [network.gateway6(), network.guest6()].map(|net| net.addr().into()),
+        ),
     ];
-    for (field, cidr) in fields {
+    for (field, cidr, used) in fields {
         for near in connected_networks(nic) {
             let within = near.contains(&cidr) && near != cidr;
-            if within && is_default(cidr) {
+            // A route to one host precedes that of the guest's network.
+            let apart = near.prefix_len() == near.max_prefix_len() && !used.contains(&near.addr());
+            if is_default(cidr) && (within || cidr.contains(&near) && apart) {
                 // KubeVirt allows this for the default networks: the pod only loses the neighbours in that range.
                 tracing::warn!(
                     device = nic.name,
                     pod = %near,
                     guest = %cidr,
-                    "the guest's network is part of the pod's and hides other hosts: {field} chooses another one"
+                    "the guest's network overlaps the pod's and hides other hosts: {field} chooses another one"
                 );
             } else if within || cidr.contains(&near) {
                 let reason = format!(

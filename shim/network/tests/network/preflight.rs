@@ -119,3 +119,24 @@ fn a_network_behind_the_pod_is_not_the_pods() {
     tear_down(&pod.netns, pod.dir.path()).unwrap();
     drop(pod.ready(&interface(masquerade())));
 }
+
+/// Some network plugins give a pod one address, with a route to its gateway. Both can be in the default network.
+#[test]
+#[ignore = "needs root and /dev/net/tun"]
+fn a_pod_with_an_address_in_the_default_network_keeps_it() {
+    let pod = Pod::with_address();
+    let address = |address: &str| {
+        ip(&pod.netns, "addr flush dev eth0");
+        ip(&pod.netns, &format!("addr add {address}/32 dev eth0"));
+        ip(&pod.netns, "route add 10.0.2.45 dev eth0");
+        ip(&pod.netns, "route add default via 10.0.2.45");
+    };
+    address("10.0.2.17");
+    drop(pod.ready(&interface(masquerade())));
+    tear_down(&pod.netns, pod.dir.path()).unwrap();
+    for of_the_guests_network in ["10.0.2.1", "10.0.2.2"] {
+        address(of_the_guests_network);
+        let error = pod.prepare(&[interface(masquerade())]).unwrap_err().to_string();
+        assert!(error.contains("10.0.2.0/24 overlaps"), "{error}");
+    }
+}
