@@ -129,16 +129,15 @@ impl VmPlan {
         }
         changes.end()?;
         let wanted = plan(&kept, &self.resources(&kept))?;
-        let (mut changes, mut restart) = (Changes::new(vmi), Changes::new(vmi));
+        let mut restart = Changes::new(vmi);
         self.compare(&wanted, &mut restart);
         let (listed, mut volumes) = (effective_disks(vmi), Vec::new());
         for volume in vmi.spec.volumes.iter().filter(|volume| hot(volume)) {
             if let Some(disk) = listed.iter().find(|disk| disk.name == volume.name) {
-                volumes.extend(new_volume(vmi, disk, volume, drive(&disk.name), &mut changes));
+                volumes.extend(new_volume(vmi, disk, volume, drive(&disk.name), &mut restart));
             }
         }
         let interfaces = self.interfaces(vmi, &wanted, &mut restart);
-        changes.end()?;
         Ok(LiveUpdate {
             volumes,
             interfaces,
