@@ -95,7 +95,7 @@ impl Opening {
 #[derive(Debug)]
 pub struct Synced {
     pub answer: SyncVmiResponse,
-    /// Error of one volume. The others were plugged.
+    /// Error of one volume or interface, or the changes that need a restart. The other changes were made.
     pub error: Option<String>,
     /// The VM was not started: data of a volume is not on the node yet.
     pub waits: bool,
@@ -193,6 +193,7 @@ impl SyncCall {
             )
         });
         let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
+        let refused = refused.or_else(|| failed_interface(&answer));
         Ok(Synced {
             error: error.or(refused).or_else(|| waits_for_restart(&answer)),
             answer,
@@ -211,15 +212,24 @@ fn keep_outstanding(opened: &mut Vec<(Attachment, OwnedFd)>, vmi: Option<&Vmi>) 
     opened.retain(|(attachment, _)| present.contains(attachment));
 }
 
+/// The first interface that could not be plugged.
+fn failed_interface(answer: &SyncVmiResponse) -> Option<String> {
+    let failed = answer.interfaces.iter().find(|nic| nic.phase == "Failed")?;
+    Some(format!("interface {:?}: {}", failed.name, failed.message))
+}
+
 /// The changes that the VM takes at its next start only, a line for each.
 fn waits_for_restart(answer: &SyncVmiResponse) -> Option<String> {
     let others = answer
         .restart_required
         .iter()
         .filter(|change| change.field != GRACE_PERIOD);
-    let lines: Vec<String> = others
-        .map(|RestartRequired { field, reason }| format!("{field}: {reason}"))
-        .collect();
+    let fields = others.map(|RestartRequired { field, reason }| format!("{field}: {reason}"));
+    let interfaces = answer.interfaces.iter();
+    let interfaces = interfaces
+        .filter(|nic| nic.phase == "RestartRequired")
+        .map(|nic| format!("interface {:?}: {}", nic.name, nic.message));
+    let lines: Vec<String> = fields.chain(interfaces).collect();
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
@@ -257,7 +267,7 @@ async fn open(
 #[cfg(test)]
 mod tests {
     use husk_agent_testing::shim::Shim;
-    use husk_proto::shim::v1::Phase;
+    use husk_proto::shim::v1::{InterfaceStatus, Phase};
 
     use super::*;
     use crate::vmi::RuntimeDir;
@@ -296,6 +306,29 @@ mod tests {
         assert_eq!(message(&[GRACE_PERIOD]), None);
         let both = message(&[GRACE_PERIOD, "spec.hostname"]);
         assert_eq!(both.as_deref(), Some("spec.hostname: restart"));
+    }
+
+    #[test]
+    fn an_interface_that_fails_or_stays_is_an_error() {
+        let answer = |phase: &str| SyncVmiResponse {
+            interfaces: vec![InterfaceStatus {
+                name: "red".to_owned(),
+                phase: phase.to_owned(),
+                message: "why".to_owned(),
+                ..InterfaceStatus::default()
+            }],
+            ..SyncVmiResponse::default()
+        };
+        let text = Some("interface \"red\": why".to_owned());
+        assert_eq!(failed_interface(&answer("Failed")), text);
+        assert_eq!(waits_for_restart(&answer("RestartRequired")), text);
+        for phase in ["Ready", "Pending", "Detaching", "Absent", "NoNetwork"] {
+            let answer = answer(phase);
+            assert_eq!(
+                failed_interface(&answer).or_else(|| waits_for_restart(&answer)),
+                None
+            );
+        }
     }
 
     #[tokio::test]

@@ -185,9 +185,10 @@ impl VmBuilder {
             given,
             ephemeral,
         } = planned;
-        let network = match plan.nics.is_empty() {
-            true => None,
-            false => crate::spec::network(&self.spec, self.sandbox.as_deref())?,
+        let network = match crate::spec::network(&self.spec, self.sandbox.as_deref()) {
+            // Only a VM that can get interfaces later.
+            Err(_) if plan.nics.is_empty() => None,
+            network => network?,
         };
         let made = make_cgroup(self.spec.clone()).await?;
         let (cgroup, scope) = made.unzip();

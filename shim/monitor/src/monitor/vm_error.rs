@@ -65,6 +65,11 @@ impl VmError {
         VmError::wrong_state("a snapshot of the VM is being made: try again when it is complete")
     }
 
+    /// The device with this name leaves the VM.
+    pub(super) fn interface_leaves(name: &str) -> VmError {
+        VmError::wrong_state(format!("interface {name:?} is being removed"))
+    }
+
     pub(super) fn not_running() -> VmError {
         VmError::wrong_state("the VM is not running")
     }

@@ -161,7 +161,7 @@ pub fn refused_interface_changes_nothing() {
         (("blue", "tap0", ""), Code::AlreadyExists, taken("tap0")),
         (
             ("blue", "", ""),
-            Code::FailedPrecondition,
+            Code::NotFound,
             format!("{place}interface \"blue\": pod link (pod16477688c0e) {missing}"),
         ),
         (

@@ -440,6 +440,11 @@ pub fn sync_applies_interfaces() {
     );
     assert_eq!(phases, ["default Ready", "red Ready"]);
     assert_eq!(go(&mut vm, default("up"), red("")).0, [""; 0]);
+    let mut other = red("");
+    other.as_mut().unwrap()["macAddress"] = json!("02:00:00:00:00:99");
+    let (changes, phases, complete) = go(&mut vm, default("up"), other);
+    assert_eq!((changes.len(), complete), (0, false));
+    assert_eq!(phases, ["default Ready", "red Failed"]);
     let (changes, phases, complete) = go(&mut vm, default("up"), red("absent"));
     assert_eq!(
         (&changes[..], complete),

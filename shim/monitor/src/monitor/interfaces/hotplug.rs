@@ -51,8 +51,7 @@ impl InterfacesActor {
         };
         let (mut connection, vm_network) = (self.connection()?, self.vm_network()?);
         if self.removals.waiters.contains_key(&name) {
-            let text = format!("interface {name:?} is being removed");
-            return Err(VmError::wrong_state(text));
+            return Err(VmError::interface_leaves(&name));
         }
         if self.table.is_present(&name, &device, mac)? {
             return Ok(());
@@ -79,7 +78,11 @@ impl InterfacesActor {
             Ok(ready) => ready,
             Err(error) => {
                 release(&vm_network, device).await;
-                return Err(VmError::wrong_state(error_chain(&error)));
+                let text = error_chain(&error);
+                return Err(match error.is_missing() {
+                    true => VmError::not_found(text),
+                    false => VmError::wrong_state(text),
+                });
             }
         };
         let slot = connection.add_nic(nic).await;

@@ -36,6 +36,16 @@ pub(in crate::monitor) enum VmNetworkError {
     Aborted,
 }
 
+impl VmNetworkError {
+    /// True if the namespace has no device for the interface yet.
+    pub(super) fn is_missing(&self) -> bool {
+        match self {
+            VmNetworkError::Network { error, .. } => matches!(error.fault, NetworkFault::NicNotFound(_)),
+            _ => false,
+        }
+    }
+}
+
 /// An error in the host's own network.
 fn host_network_error(error: NetworkError) -> VmNetworkError {
     VmNetworkError::Network {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use husk_network::MacAddr;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
-use husk_vmi::{InterfaceUpdate, NicPlan};
+use husk_vmi::{InterfaceUpdate, NicNetwork, NicPlan};
 
 use super::{SyncProgress, VmiSync};
 use crate::monitor::vm_error::VmError;
@@ -46,7 +46,7 @@ impl VmiSync {
                     status(name, interface, phase, message.to_owned())
                 }
             };
-            done.waits |= matches!(status.phase.as_str(), "Pending" | "Detaching" | "RestartRequired");
+            done.waits |= matches!(status.phase.as_str(), "Pending" | "Failed");
             statuses.insert(status.name.clone(), status);
         }
         Ok(statuses.into_values().collect())
@@ -103,6 +103,10 @@ impl VmiSync {
             let text = "the VM was started without a network";
             return Ok(status(name.to_owned(), None, "NoNetwork", text.to_owned()));
         }
+        if !is_there && nic.network == NicNetwork::Pod {
+            let text = "an interface on the pod network cannot be added while the VM runs";
+            return Ok(status(name.to_owned(), None, "RestartRequired", text.to_owned()));
+        }
         let request = AddInterfaceRequest {
             name: name.to_owned(),
             device: String::new(),
@@ -113,8 +117,11 @@ impl VmiSync {
             Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
             Ok(()) => {}
             Err(refused) => {
-                let text = refused.to_string();
-                return Ok(status(name.to_owned(), self.interface(name), "Pending", text));
+                let waits = matches!(refused, VmError::NotFound(_))
+                    || [VmError::being_saved(), VmError::interface_leaves(name)].contains(&refused);
+                let phase = if waits { "Pending" } else { "Failed" };
+                let interface = self.interface(name);
+                return Ok(status(name.to_owned(), interface, phase, refused.to_string()));
             }
         }
         self.link(name, nic.link_up, done).await?;
