@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use husk_images::{Event, ImageName, Login};
-use oci_client::Client;
 use oci_client::client::{BlobResponse, ClientConfig, ClientProtocol};
 use oci_client::errors::OciDistributionError;
 use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, RegistryOperation};
 use oci_spec::distribution::Reference;
 
 use crate::certificates::Transport;
@@ -156,7 +156,18 @@ impl<'a> Registry<'a> {
     where
         F: Future<Output = Result<T, OciDistributionError>>,
     {
-        let attempt = || async { request().await.map_err(|error| self.error(&error)) };
+        let attempt = || async {
+            let answered = request().await.map_err(|error| self.error(&error));
+            if !matches!(answered, Err(PullError::Unauthorized { .. })) {
+                return answered;
+            }
+            // That is also the error if the token server could not be asked, which says why.
+            let operation = RegistryOperation::Pull;
+            match self.client.auth(&self.reference, &self.auth, operation).await {
+                Ok(_) => request().await.map_err(|error| self.error(&error)),
+                Err(error) => Err(self.error(&error)),
+            }
+        };
         let delays = ExponentialBuilder::default()
             .with_min_delay(FIRST_DELAY)
             .with_factor(2.0)

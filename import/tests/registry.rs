@@ -36,6 +36,11 @@ fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) {
 
 /// Serves on a port of localhost, whose name it returns.
 fn serve(answer: Arc<Answer>) -> String {
+    serve_with(None, answer)
+}
+
+/// The same, with the path of a token server, if there is one.
+fn serve_with(token: Option<&'static str>, answer: Arc<Answer>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("localhost:{}", listener.local_addr().unwrap().port());
     std::thread::spawn(move || {
@@ -55,7 +60,16 @@ fn serve(answer: Arc<Answer>) -> String {
                 });
                 let offset = range.and_then(|range| range.trim_end_matches('-').parse().ok());
                 match path.as_str() {
-                    "/v2/" => reply(&mut stream, "200 OK", "", b""),
+                    "/v2/" => match token {
+                        Some(token) => {
+                            let port = stream.local_addr().unwrap().port();
+                            let realm = format!("http://localhost:{port}{token}");
+                            let challenge =
+                                format!("www-authenticate: Bearer realm=\"{realm}\",service=\"s\"\r\n");
+                            reply(&mut stream, "401 Unauthorized", &challenge, b"");
+                        }
+                        None => reply(&mut stream, "200 OK", "", b""),
+                    },
                     path => answer(path, offset.unwrap_or(0), &mut stream),
                 }
             });
@@ -351,6 +365,27 @@ fn a_registry_that_is_busy_is_asked_again() {
             false => image.send_manifest(stream),
         }
     }));
+    let event = pull(home.path(), &format!("{name}/disks/a:1"));
+    assert!(matches!(event, Event::Done { .. }), "{event:?}");
+}
+
+#[test]
+fn a_token_server_that_does_not_answer_is_asked_again() {
+    let home = tempfile::tempdir().unwrap();
+    let (asked, has_token) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let image = Image::disk();
+    let answer = move |path: &str, offset, stream: &mut TcpStream| match path {
+        path if path.starts_with("/token") => {
+            if asked.fetch_add(1, Ordering::Relaxed) >= 2 {
+                has_token.store(true, Ordering::Relaxed);
+                reply(stream, "200 OK", "", br#"{"token": "t"}"#);
+            }
+        }
+        _ if !has_token.load(Ordering::Relaxed) => reply(stream, "401 Unauthorized", "", b""),
+        path if path.contains("/blobs/") => image.send_layer(offset, stream),
+        _ => image.send_manifest(stream),
+    };
+    let name = serve_with(Some("/token"), Arc::new(answer));
     let event = pull(home.path(), &format!("{name}/disks/a:1"));
     assert!(matches!(event, Event::Done { .. }), "{event:?}");
 }
