@@ -26,7 +26,9 @@ const IER: u64 = 1;
 const IER_RDA: u8 = 1;
 const IIR: u64 = 2;
 const IIR_NONE: u8 = 1;
+const IIR_THR_EMPTY: u8 = 2;
 const IIR_RDA: u8 = 4;
+const IIR_FIFO: u8 = 0xc0;
 const LSR: u64 = 5;
 const LSR_DATA_READY: u8 = 1;
 const LCR: u64 = 3;
@@ -79,6 +81,8 @@ type Uart = Serial<IrqTrigger, NoEvents, Output>;
 struct State {
     uart: Uart,
     input_wanted: bool,
+    /// The interrupt of the empty transmitter is pending behind that of received data.
+    thr_empty: bool,
 }
 
 /// The serial port. Cloning shares it.
@@ -111,6 +115,7 @@ impl SerialPort {
             state: Mutex::new(State {
                 uart,
                 input_wanted: false,
+                thr_empty: false,
             }),
         }
     }
@@ -133,6 +138,21 @@ impl SerialPort {
         let dlab = uart.read(LCR as u8) & LCR_DLAB != 0;
         let waiting = uart.read(LSR as u8) & LSR_DATA_READY != 0;
         waiting && !dlab && uart.read(IER as u8) & IER_RDA != 0
+    }
+
+    /// A read of the IIR. vm-superio returns the bits of both interrupts together, which name a third one, and clears
+    /// both. A 16550 names that of received data first.
+    fn identify(state: &mut State) -> u8 {
+        let read = state.uart.read(IIR as u8);
+        let pending = |bit| read & IIR_NONE == 0 && read & bit != 0;
+        state.thr_empty |= pending(IIR_THR_EMPTY);
+        if pending(IIR_RDA) || Self::still_receiving(&mut state.uart) {
+            return read & IIR_FIFO | IIR_RDA;
+        }
+        match std::mem::take(&mut state.thr_empty) {
+            true => read & IIR_FIFO | IIR_THR_EMPTY,
+            false => read,
+        }
     }
 
     /// Takes up to `limit` bytes of guest output.
@@ -179,6 +199,7 @@ impl SerialPort {
         let trigger = IrqTrigger(self.interrupt.clone());
         state.uart = Serial::from_state(registers, trigger, NoEvents, output)
             .map_err(|e| io::Error::other(format!("16550: {e}")))?;
+        state.thr_empty = false;
         Ok(())
     }
 }
@@ -187,10 +208,10 @@ impl BusDevice for SerialPort {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let mut state = self.state();
-        data[0] = state.uart.read(offset as u8);
-        if offset == IIR && data[0] & IIR_NONE != 0 && Self::still_receiving(&mut state.uart) {
-            data[0] = data[0] & !IIR_NONE | IIR_RDA;
-        }
+        data[0] = match offset {
+            IIR => Self::identify(&mut state),
+            offset => state.uart.read(offset as u8),
+        };
         self.request_input(&mut state);
     }
 

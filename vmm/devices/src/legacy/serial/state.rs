@@ -25,6 +25,8 @@ struct PortState {
     received: Bytes,
     /// Input was refused, and is to be asked for when there is room.
     input_wanted: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    thr_empty: bool,
     output: Bytes,
     /// Bytes of output that were dropped because nobody took them.
     dropped: u64,
@@ -56,6 +58,7 @@ impl Component for SerialPort {
             scratch: registers.scratch,
             received: registers.in_buffer.into(),
             input_wanted: state.input_wanted,
+            thr_empty: state.thr_empty,
             output: Bytes(output.bytes.iter().copied().collect()),
             dropped: output.dropped,
         })
@@ -78,7 +81,8 @@ impl Component for SerialPort {
             in_buffer: received.to_vec(),
         };
         self.load(&registers, Some((output.to_vec().into(), saved.dropped)))?;
-        self.state().input_wanted = saved.input_wanted;
+        let mut state = self.state();
+        (state.input_wanted, state.thr_empty) = (saved.input_wanted, saved.thr_empty);
         Ok(())
     }
 }

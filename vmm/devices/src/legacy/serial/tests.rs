@@ -78,6 +78,26 @@ fn the_interrupt_stays_until_all_data_is_read() {
 }
 
 #[test]
+fn the_interrupt_of_the_transmitter_follows_that_of_received_data() {
+    let read = |port: &SerialPort, register| {
+        let mut byte = [0];
+        port.read(register, &mut byte);
+        byte[0]
+    };
+    let (old, new) = (port().0, port().0);
+    old.write(IER, &[IER_RDA | 2]);
+    old.write(0, b"x");
+    old.send(b"a");
+    assert_eq!(read(&old, IIR) & 0xf, IIR_RDA);
+    new.restore(&old.save().unwrap()).unwrap();
+    for port in [old, new] {
+        assert_eq!(read(&port, 0), b'a');
+        assert_eq!(read(&port, IIR) & 0xf, IIR_THR_EMPTY);
+        assert_eq!(read(&port, IIR) & 0xf, IIR_NONE);
+    }
+}
+
+#[test]
 fn input_refused_during_loopback_is_requested_when_it_ends() {
     let (port, _, _, wanted) = port();
     port.write(4, &[0x10]); // loopback
