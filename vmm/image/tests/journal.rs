@@ -259,7 +259,34 @@ fn a_journal_with_a_malformed_descriptor_is_replayed_up_to_it_with_a_note() {
     assert_eq!(
         entry.notes,
         [
-            "whole disk (ext4): its journal was replayed up to a malformed descriptor only, so its last changes may be missing"
+            "whole disk (ext4): its journal was replayed in part (up to a malformed descriptor or fast commits), so its last changes may be missing"
         ]
     );
+}
+
+#[test]
+fn fast_commits_are_noted() {
+    let image = Image::new(&["-t", "ext4", "-O", "^metadata_csum,fast_commit"], 1024);
+    let data = image.data("1", b'1', &[b""]);
+    image.debugfs(&format!("jo\njw -b {} {data}\njc\n", image.blocks[0]));
+    let journal: usize = image.debugfs("bmap <8> 0\n").trim().parse().unwrap();
+    let mut bytes = fs::read(image.path()).unwrap();
+    let be32 = |at: usize| u32::from_be_bytes(bytes[journal * 1024 + at..][..4].try_into().unwrap());
+    let (blocks, sequence, fast) = (be32(0x10), be32(0x18), be32(0x54));
+    assert!(fast > 0);
+    // The kernel sets JBD2_FEATURE_INCOMPAT_FAST_COMMIT when it mounts the file system.
+    bytes[journal * 1024 + 0x2b] |= 0x20;
+    let area: usize = image
+        .debugfs(&format!("bmap <8> {}\n", blocks - fast + 1))
+        .trim()
+        .parse()
+        .unwrap();
+    // The head of a fast commit after the transaction, and of one that is left from an earlier time.
+    for (tid, notes) in [(sequence + 1, 1), (sequence, 0)] {
+        let head = [&[9, 0, 8, 0, 0, 0, 0, 0][..], &tid.to_le_bytes()].concat();
+        bytes[area * 1024..][..12].copy_from_slice(&head);
+        let entry = find(bytes.clone()).unwrap();
+        assert_eq!(fills(&read(entry.kernel()), 1024), b"1oo");
+        assert_eq!(entry.notes.len(), notes, "{:?}", entry.notes);
+    }
 }

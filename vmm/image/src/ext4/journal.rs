@@ -44,7 +44,8 @@ struct JournalCopy {
 pub(crate) struct JournalOverlay {
     block_size: u64,
     copies: BTreeMap<u64, JournalCopy>,
-    /// The log ends at a malformed descriptor: transactions after it are not in `copies`.
+    /// The log ends at a malformed descriptor, or with fast commits, whose records are not blocks: what follows is not
+    /// in `copies`.
     pub(crate) ends_early: bool,
 }
 
@@ -236,6 +237,7 @@ impl<'a> Journal<'a> {
             at = self.next(at, used);
             left = left.saturating_sub(used);
         }
+        self.ends_early |= self.has_fast_commits(sequence);
         for (sequence, blocks) in committed {
             for (target, copy) in blocks {
                 // A revocation holds for its own transaction and all earlier ones; numbers wrap.
@@ -277,6 +279,19 @@ impl<'a> Journal<'a> {
             }
             at += size + if flags & TAG_SAME_UUID == 0 { 16 } else { 0 };
         }
+    }
+
+    /// True if fast commits follow the transaction before `sequence`. The first begins with an `ext4_fc_head`.
+    fn has_fast_commits(&self, sequence: u32) -> bool {
+        const TAG_HEAD: u16 = 9;
+        if self.incompat & INCOMPAT_FAST_COMMIT == 0 {
+            return false;
+        }
+        // The block behind the ring is not used.
+        let first = self.last.checked_add(1).and_then(|block| self.block(block));
+        first.is_some_and(|block| {
+            (le16(&block, 0), le16(&block, 2), le32(&block, 8)) == (TAG_HEAD, 8, sequence)
+        })
     }
 
     fn revokes(&self, block: &[u8]) -> Vec<u64> {

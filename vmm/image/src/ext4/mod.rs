@@ -43,7 +43,7 @@ impl Ext4Volume {
         };
         if journal.ends_early {
             note = Some(
-                "its journal was replayed up to a malformed descriptor only, so its last changes may be missing"
+                "its journal was replayed in part (up to a malformed descriptor or fast commits), so its last changes may be missing"
                     .to_owned(),
             );
         }
