@@ -3,7 +3,8 @@
 use husk_disk::{Geometry, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
-    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
@@ -13,6 +14,9 @@ pub const QUEUE_SIZE: u16 = 256;
 
 /// Data descriptors of one request: with the header and the status it fills a queue without indirect tables.
 pub(crate) const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
+
+/// Bytes of one data descriptor. With `SEG_MAX` of them, a request is less than the maximum of a transfer.
+const SIZE_MAX: u32 = 128 << 10;
 
 /// Sectors of one discard or write-zeroes request.
 pub(crate) fn max_range_sectors(geometry: &Geometry) -> u32 {
@@ -33,6 +37,7 @@ pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {
     let mut bits = vec![
         VIRTIO_RING_F_INDIRECT_DESC,
         VIRTIO_RING_F_EVENT_IDX,
+        VIRTIO_BLK_F_SIZE_MAX,
         VIRTIO_BLK_F_SEG_MAX,
         VIRTIO_BLK_F_BLK_SIZE,
         VIRTIO_BLK_F_TOPOLOGY,
@@ -61,6 +66,7 @@ pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; C
     let mut space = [0; CONFIG_SIZE];
     let mut put = |offset: usize, bytes: &[u8]| space[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, &(geometry.size / SECTOR).to_le_bytes()); // capacity
+    put(8, &SIZE_MAX.to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &geometry.logical_block.to_le_bytes()); // blk_size
     put(24, &[blocks(geometry.physical_block).ilog2() as u8]); // physical_block_exp
