@@ -29,7 +29,7 @@ pub enum ThreadRole {
     Lun,
     /// Runs I/O on raw images if io_uring is disabled.
     DiskIo,
-    /// Serves a qcow2 image.
+    /// Serves a qcow2 image, or looks for the holes of an image.
     Qcow2,
     /// Discards ranges of a block device.
     Discard,
@@ -90,7 +90,7 @@ impl ThreadRole {
                 Self::Console,
                 Self::Vsock,
             ],
-            Self::Scsi => &[Self::Lun],
+            Self::Scsi => &[Self::Lun, Self::Qcow2],
             Self::Blocking => &[Self::Qcow2, Self::Discard],
             Self::Blk
             | Self::Net

@@ -9,6 +9,7 @@ mod address;
 mod config;
 mod controller;
 mod device;
+mod extent_query;
 mod handle;
 mod lun_table;
 mod memory;

@@ -17,7 +17,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory;
 use crate::target::{
-    DeliveryFailure, PassthroughCommand, PassthroughData, PassthroughDevice, PassthroughResult, Transfer,
+    DeliveryFailure, Extent, PassthroughCommand, PassthroughData, PassthroughDevice, PassthroughResult,
+    Transfer,
 };
 
 /// Maximum threads of a device, and so its maximum commands in flight.
@@ -47,6 +48,8 @@ pub(crate) enum JobResult {
     Completed(Result<PassthroughResult, DeliveryFailure>),
     /// The initiator's buffer is not in guest memory.
     BadBuffer,
+    /// The answer to an [extent query](crate::extent_query).
+    Extent(io::Result<Extent>),
 }
 
 /// Sends results from the threads to the controller.
@@ -64,7 +67,7 @@ impl CompletionSender {
         (Self { sender, wakeup }, receiver)
     }
 
-    fn finish(&self, finished: FinishedJob) {
+    pub fn finish(&self, finished: FinishedJob) {
         if self.sender.send(finished).is_ok() {
             // Fails only if the counter would overflow. Then it is readable anyway.
             let _ = self.wakeup.write(1);

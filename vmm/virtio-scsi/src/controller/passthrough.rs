@@ -1,5 +1,6 @@
-//! Commands in flight at passthrough devices.
+//! Commands in flight at passthrough devices, and queries of images' extents.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -8,16 +9,21 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::Controller;
 use super::tasks::{RequestOutcome, StepOutcome};
+use crate::extent_query::{ExtentQuery, MAX_QUERIES};
 use crate::passthrough_workers::{CompletionSender, FinishedJob, Job, JobResult, PassthroughWorkers};
 use crate::request::ResponseCode;
 use crate::target::{PassthroughCommand, PassthroughDevice, Transfer};
 
-/// The channel from the workers of all passthrough devices.
+/// The channel from the workers of all passthrough devices, and from the threads of queries.
 pub(super) struct PassthroughState {
     completions: CompletionSender,
     finished: Receiver<FinishedJob>,
     /// Commands given to workers whose result was not taken and that were not cancelled.
     pub under_way: usize,
+    /// Queries that a thread executes; also counted in `under_way`.
+    queries: usize,
+    /// Queries that wait for one of these to end: their tags.
+    waiting_queries: VecDeque<(u16, ExtentQuery)>,
 }
 
 impl PassthroughState {
@@ -27,6 +33,8 @@ impl PassthroughState {
             completions,
             finished,
             under_way: 0,
+            queries: 0,
+            waiting_queries: VecDeque::new(),
         }
     }
 
@@ -64,6 +72,33 @@ impl Controller {
         StepOutcome::Submitted
     }
 
+    /// Asks for an extent of a task's disk, at once or when fewer queries run.
+    pub(super) fn query_extent(&mut self, tag: u16, query: ExtentQuery) -> io::Result<()> {
+        let state = &mut self.passthrough;
+        if state.queries == MAX_QUERIES {
+            state.waiting_queries.push_back((tag, query));
+        } else {
+            query.start(tag, state.completions.clone())?;
+            state.queries += 1;
+        }
+        state.under_way += 1;
+        Ok(())
+    }
+
+    /// Starts the next query in place of one that has ended.
+    fn query_ended(&mut self) {
+        let state = &mut self.passthrough;
+        state.queries -= 1;
+        let Some((tag, query)) = state.waiting_queries.pop_front() else {
+            return;
+        };
+        state.queries += 1;
+        if let Err(error) = query.start(tag, state.completions.clone()) {
+            let end = JobResult::Extent(Err(error));
+            state.completions.finish(FinishedJob { tag, end });
+        }
+    }
+
     /// Continues tasks whose commands have ended. Returns true if there were any.
     pub(super) fn take_passthrough_results(&mut self) -> bool {
         let mut any = false;
@@ -84,12 +119,19 @@ impl Controller {
 
     fn passthrough_done(&mut self, FinishedJob { tag, end }: FinishedJob) {
         self.passthrough.under_way -= 1;
+        if matches!(end, JobResult::Extent(_)) {
+            self.query_ended();
+        }
         let slot = self.slots.get(tag);
         slot.with_worker = false;
         match (slot.cancelled, &mut slot.task, end) {
             (Some(code), ..) => self.finish(tag, &RequestOutcome::ResponseCode(code)),
             (None, Some(task), JobResult::Completed(result)) => {
                 task.complete_passthrough_step(result);
+                self.run_task(tag);
+            }
+            (None, Some(task), JobResult::Extent(extent)) => {
+                task.complete_extent_step(extent);
                 self.run_task(tag);
             }
             (None, ..) => self.finish(tag, &RequestOutcome::ResponseCode(ResponseCode::Failure)),

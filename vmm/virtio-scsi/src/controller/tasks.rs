@@ -8,9 +8,10 @@ use husk_disk::{IoBuffer, IoCompletion, IoRequest};
 
 use super::Controller;
 use crate::address::LunField;
+use crate::extent_query::ExtentQuery;
 use crate::memory::DataBuffer;
 use crate::request::{CommandHeader, HEAD_OF_QUEUE, ORDERED, RequestChain, ResponseCode, ResponseFields};
-use crate::target::{self, DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step, absent};
+use crate::target::{self, DataLocation, ScsiCommand, ScsiResponse, ScsiStatus, Step, absent};
 use crate::task_slots::{SlotUse, TaskSlot};
 
 /// SYNCHRONIZE CACHE (10) and (16).
@@ -199,11 +200,13 @@ impl Controller {
         let buffers = &mut self.buffers;
         let request = match *step {
             Step::Extent { offset, .. } => {
-                let extent = disk.extent(offset).map(|extent| Extent {
-                    allocated: extent.allocated,
-                    len: extent.len,
-                });
-                task.complete_extent_step(extent);
+                let disk = disk.clone();
+                let Err(refused) = self.query_extent(tag, ExtentQuery { disk, offset }) else {
+                    return StepOutcome::Submitted;
+                };
+                if let Some(task) = &mut self.slots.get(tag).task {
+                    task.complete_step(Err(refused));
+                }
                 return StepOutcome::Settled;
             }
             Step::Read { offset, len, into } => {

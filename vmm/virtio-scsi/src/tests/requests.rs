@@ -74,6 +74,30 @@ fn header_and_response_may_share_descriptors_with_data() {
 }
 
 #[test]
+fn more_queries_of_extents_than_threads_are_answered() {
+    let (mut guest, file) = Guest::new();
+    file.write_all_at(&pattern(4096, 3), 64 * 512).unwrap();
+    // GET LBA STATUS (16) of block 64.
+    let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 24, 0, 0];
+    let queries: Vec<_> = (0..40_u64)
+        .map(|number| {
+            let at_data = DATA + number * 4096;
+            let (header, response) = guest.frame(field(at(0, 0)), number, 0, &cdb);
+            guest.request[0].add(&[header, response, (at_data, 24, WRITE)]);
+            (at_data, response.0)
+        })
+        .collect();
+    guest.request[0].kick();
+    let used: Vec<u32> = queries.iter().map(|_| guest.request[0].wait().1).collect();
+    for ((at_data, response), used) in queries.into_iter().zip(used) {
+        assert!(guest.ended(response, used).good());
+        let descriptor = guest.get(at_data + 8, 16);
+        assert_eq!(descriptor[..8], 64_u64.to_be_bytes());
+        assert_eq!(descriptor[8..13], [0, 0, 0, 8, 0], "8 blocks are mapped");
+    }
+}
+
+#[test]
 fn absent_targets_and_luns_are_answered() {
     let (mut guest, _file) = Guest::new();
     let inquiry = [0x12, 0, 0, 0, 96, 0];
