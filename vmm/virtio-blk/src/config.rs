@@ -3,10 +3,11 @@
 use husk_disk::{Geometry, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
-    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
-    VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use crate::request::MAX_TRANSFER;
 
 /// Entries of each queue, and so the requests it can have in flight. With a data descriptor for each page, a request
 /// of 1 MiB fits.
@@ -14,9 +15,6 @@ pub const QUEUE_SIZE: u16 = 256;
 
 /// Data descriptors of one request: with the header and the status it fills a queue without indirect tables.
 pub(crate) const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
-
-/// Bytes of one data descriptor. With `SEG_MAX` of them, a request is less than the maximum of a transfer.
-const SIZE_MAX: u32 = 128 << 10;
 
 /// Sectors of one discard or write-zeroes request.
 pub(crate) fn max_range_sectors(geometry: &Geometry) -> u32 {
@@ -37,7 +35,6 @@ pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {
     let mut bits = vec![
         VIRTIO_RING_F_INDIRECT_DESC,
         VIRTIO_RING_F_EVENT_IDX,
-        VIRTIO_BLK_F_SIZE_MAX,
         VIRTIO_BLK_F_SEG_MAX,
         VIRTIO_BLK_F_BLK_SIZE,
         VIRTIO_BLK_F_TOPOLOGY,
@@ -66,7 +63,6 @@ pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; C
     let mut space = [0; CONFIG_SIZE];
     let mut put = |offset: usize, bytes: &[u8]| space[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, &(geometry.size / SECTOR).to_le_bytes()); // capacity
-    put(8, &SIZE_MAX.to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &geometry.logical_block.to_le_bytes()); // blk_size
     put(24, &[blocks(geometry.physical_block).ilog2() as u8]); // physical_block_exp
@@ -76,7 +72,9 @@ pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; C
     ); // alignment_offset
     let minimum = u16::try_from(blocks(geometry.minimum_io)).unwrap_or(u16::MAX);
     put(26, &minimum.to_le_bytes()); // min_io_size
-    put(28, &blocks(geometry.optimal_io).to_le_bytes()); // opt_io_size
+    // Linux sends requests of this size. `size_max` would limit them too, but FreeBSD refuses one below 1 MiB.
+    let optimal = geometry.optimal_io.min(MAX_TRANSFER as u32);
+    put(28, &blocks(optimal).to_le_bytes()); // opt_io_size
     put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
     put(34, &queues.to_le_bytes()); // num_queues
     if discards(geometry) {

@@ -24,7 +24,7 @@ const HEADER_LEN: usize = 16;
 
 /// Most bytes of a read or write, as of virtio-scsi. Linux sends 1.25 MiB by default. A pause waits for all requests, and
 /// a guest may give the same buffer to each.
-const MAX_TRANSFER: u64 = 32 << 20;
+pub(crate) const MAX_TRANSFER: u64 = 32 << 20;
 
 /// Outcome of a request, as the driver reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

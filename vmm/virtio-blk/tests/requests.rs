@@ -289,7 +289,6 @@ fn configuration_space() {
         u64::from_le_bytes(bytes)
     };
     assert_eq!(read(&blk, 0, 8), 5 << 21, "capacity");
-    assert_eq!(read(&blk, 8, 4), 128 << 10, "size_max");
     assert_eq!(read(&blk, 12, 4), 254, "seg_max");
     assert_eq!(read(&blk, 20, 4), 512, "blk_size");
     assert_eq!(
