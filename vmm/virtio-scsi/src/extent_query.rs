@@ -29,17 +29,18 @@ impl ExtentQuery {
     pub fn start(self, tag: u16, completions: CompletionSender) -> io::Result<()> {
         let Self { disk, offset } = self;
         let thread = thread::Builder::new().name("extent".into()).stack_size(256 << 10);
-        thread.spawn(move || {
+        let started = thread.spawn(move || {
             install(ThreadRole::Qcow2);
             let extent = disk.extent(offset).map(|extent| Extent {
                 allocated: extent.allocated,
                 len: extent.len,
             });
-            // The controller may wait for the last handle.
+            // Before the answer: after it, the disk may be removed, and its last handle closed.
             drop(disk);
             let end = JobResult::Extent(extent);
             completions.finish(FinishedJob { tag, end });
-        })?;
-        Ok(())
+        });
+        // Not the error of a medium.
+        started.map(drop).map_err(|_| io::ErrorKind::OutOfMemory.into())
     }
 }

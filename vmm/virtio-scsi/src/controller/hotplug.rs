@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use husk_disk::{Disk, IoRequest};
 
 use super::Controller;
+use super::tasks::RequestOutcome;
 use crate::UnitAddress;
 use crate::handle::{RemovedUnit, ReplySender, ScsiError, UnitInfo};
 use crate::new_unit::{Medium, NewUnit};
 use crate::pending_events::UnitEvent;
+use crate::request::ResponseCode;
 use crate::target::{DeviceKind, InvalidLimits, LogicalUnit, Lun, MediumLimits};
 use crate::task_slots::SlotUse;
 use crate::unit::{Removal, RemovalStage, Unit, blocks};
@@ -199,6 +201,11 @@ impl Controller {
             .filter(|(_, slot)| slot.unit_index == unit_index);
         let tags: Vec<u16> = tasks.map(|(tag, _)| tag).collect();
         self.engine.abandon_zeroing(&tags);
+        for tag in tags {
+            if self.cancel_query(tag) {
+                self.finish(tag, &RequestOutcome::ResponseCode(ResponseCode::Failure));
+            }
+        }
     }
 
     /// Completes the removal of a unit without an address after its last task has ended.

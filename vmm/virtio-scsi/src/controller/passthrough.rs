@@ -18,11 +18,11 @@ use crate::target::{PassthroughCommand, PassthroughDevice, Transfer};
 pub(super) struct PassthroughState {
     completions: CompletionSender,
     finished: Receiver<FinishedJob>,
-    /// Commands given to workers whose result was not taken and that were not cancelled.
+    /// Commands given to workers, and queries, whose result was not taken and that were not cancelled.
     pub under_way: usize,
     /// Queries that a thread executes; also counted in `under_way`.
     queries: usize,
-    /// Queries that wait for one of these to end: their tags.
+    /// Queries that wait until a running one ends, with their tags.
     waiting_queries: VecDeque<(u16, ExtentQuery)>,
 }
 
@@ -85,6 +85,18 @@ impl Controller {
         Ok(())
     }
 
+    /// Cancels a task's query if it waits. Returns true if it did.
+    pub(super) fn cancel_query(&mut self, tag: u16) -> bool {
+        let state = &mut self.passthrough;
+        let at = state
+            .waiting_queries
+            .iter()
+            .position(|(waiting, _)| *waiting == tag);
+        let cancelled = at.and_then(|at| state.waiting_queries.remove(at)).is_some();
+        state.under_way -= usize::from(cancelled);
+        cancelled
+    }
+
     /// Starts the next query in place of one that has ended.
     fn query_ended(&mut self) {
         let state = &mut self.passthrough;
@@ -140,6 +152,9 @@ impl Controller {
 
     /// Cancels a task's command if no worker has started it. Returns true if it did.
     pub(super) fn cancel_queued(&mut self, tag: u16) -> bool {
+        if self.cancel_query(tag) {
+            return true;
+        }
         let slot = self.slots.get(tag);
         let workers = self
             .table
