@@ -425,7 +425,8 @@ impl Volume {
     }
 
     /// `KIND/NAME` of the object or image behind it, if the manifest names one.
-    pub(crate) fn origin(&self) -> Option<String> {
+    #[must_use]
+    pub fn origin(&self) -> Option<String> {
         let claim = self.persistent_volume_claim.as_ref();
         let ephemeral = self
             .ephemeral

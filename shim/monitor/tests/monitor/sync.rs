@@ -254,6 +254,21 @@ pub fn sync_refuses_changes_that_need_a_restart() {
     let restart: Vec<_> = restart.map(|change| change.field.as_str()).collect();
     assert_eq!(restart, both);
     assert!(done.complete);
+    // A disk that is to become another kind of device stays.
+    let mut lun = other.clone();
+    lun["spec"]["domain"]["devices"]["disks"] = json!([
+        {"name": "root", "disk": {"bus": "virtio"}},
+        {"name": "data", "lun": {"bus": "scsi"}},
+    ]);
+    let partial = SyncVmiRequest {
+        partial: true,
+        ..wants(&lun, RunState::Unspecified, &[])
+    };
+    let done = sync(&f, &mut vm, partial).unwrap();
+    let last = done.restart_required.last().unwrap();
+    assert_eq!(last.field, "spec.domain.devices.disks[1].lun");
+    assert_eq!(changes(&done), []);
+    assert_eq!(vm.info().disks.len(), 2);
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }

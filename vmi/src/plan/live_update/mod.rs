@@ -424,7 +424,7 @@ impl VmPlan {
         let mut found = Vec::new();
         for nic in &wanted.nics {
             let Some(there) = own(&nic.name) else {
-                // A VM without any interface was started without the privileges for a network; adding fails later.
+                // A VM that was started without interfaces may have no network. To add one fails then.
                 if nic.network == NicNetwork::Pod && !self.nics.is_empty() {
                     let text = format!(
                         "the interface {:?} on the pod network cannot be added while the VM runs: restart the VM",

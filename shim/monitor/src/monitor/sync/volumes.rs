@@ -47,10 +47,9 @@ const SIZE_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Phase of a volume that the guest has not released.
 const DETACHING: &str = "Detaching";
 
-/// True if the volume is of another object than the plugged disk. That of AddVolume is not known.
-fn is_replaced(disk: &Disk, volume: &NewVolume) -> bool {
-    let origin = volume.origin.as_ref();
-    !disk.origin.is_empty() && origin.is_some_and(|origin| *origin != disk.origin)
+/// True if a volume of the object `origin` is of another one than the plugged disk. That of AddVolume is not known.
+fn is_replaced(disk: &Disk, origin: Option<String>) -> bool {
+    !disk.origin.is_empty() && origin.is_some_and(|origin| origin != disk.origin)
 }
 
 impl VmiSync {
@@ -74,7 +73,7 @@ impl VmiSync {
             Err(_) => done.waits = true,
         }
         let mut statuses: BTreeMap<String, VolumeStatus> = BTreeMap::new();
-        for status in self.unplug(&wanted, done).await? {
+        for status in self.unplug(vmi, done).await? {
             statuses.insert(status.name.clone(), status);
         }
         for volume in wanted {
@@ -105,19 +104,11 @@ impl VmiSync {
 
     /// Unplugs hotplugged volumes that are not in the VMI, or are of another object there, in parallel. Returns those
     /// that the guest has not released.
-    async fn unplug(
-        &self,
-        wanted: &[NewVolume],
-        done: &mut SyncProgress,
-    ) -> Result<Vec<VolumeStatus>, VmError> {
+    async fn unplug(&self, vmi: &Vmi, done: &mut SyncProgress) -> Result<Vec<VolumeStatus>, VmError> {
         let limit = self.release_timeout();
-        let wanted: HashMap<&str, &NewVolume> = wanted
-            .iter()
-            .map(|volume| (volume.name.as_str(), volume))
-            .collect();
         let superfluous = self.shown().into_iter().filter(|disk| {
-            let volume = wanted.get(disk.name.as_str());
-            disk.plugged && volume.is_none_or(|volume| is_replaced(disk, volume))
+            let volume = vmi.spec.volume(&disk.name);
+            disk.plugged && volume.is_none_or(|volume| is_replaced(disk, volume.origin()))
         });
         let removals = superfluous.map(async |disk| {
             let removed = self.disks.remove_within(limit, disk.name.clone()).await;
