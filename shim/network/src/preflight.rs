@@ -74,10 +74,15 @@ fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault>
         ),
     ];
     for (field, cidr, used) in fields {
-        for near in connected_networks(nic) {
+        let networks = connected_networks(nic);
+        for near in networks.iter().copied() {
             let within = near.contains(&cidr) && near != cidr;
-            // A route to one host precedes that of the guest's network.
-            let apart = near.prefix_len() == near.max_prefix_len() && !used.contains(&near.addr());
+            // The route to one host precedes that of the guest's network.
+            let is_host = near.prefix_len() == near.max_prefix_len();
+            let has_own_route = !networks
+                .iter()
+                .any(|other| *other != near && other.contains(&near));
+            let apart = is_host && has_own_route && !used.contains(&near.addr());
             if is_default(cidr) && (within || cidr.contains(&near) && apart) {
                 // KubeVirt allows this for the default networks: the pod only loses the neighbours in that range.
                 tracing::warn!(

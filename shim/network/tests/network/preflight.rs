@@ -134,6 +134,10 @@ fn a_pod_with_an_address_in_the_default_network_keeps_it() {
     address("10.0.2.17");
     drop(pod.ready(&interface(masquerade())));
     tear_down(&pod.netns, pod.dir.path()).unwrap();
+    ip(&pod.netns, "addr flush dev eth0");
+    ip(&pod.netns, "addr add 10.0.2.17/16 dev eth0");
+    let error = pod.prepare(&[interface(masquerade())]).unwrap_err().to_string();
+    assert!(error.contains("10.0.2.0/24 overlaps 10.0.2.17/32"), "{error}");
     for of_the_guests_network in ["10.0.2.1", "10.0.2.2"] {
         address(of_the_guests_network);
         let error = pod.prepare(&[interface(masquerade())]).unwrap_err().to_string();
