@@ -95,8 +95,10 @@ impl Opening {
 #[derive(Debug)]
 pub struct Synced {
     pub answer: SyncVmiResponse,
-    /// Error of one volume or interface, or the changes that need a restart. The other changes were made.
+    /// Error of one volume or interface. The other changes were made.
     pub error: Option<String>,
+    /// The changes that need a restart, a line for each.
+    pub restart: Option<String>,
     /// The VM was not started: data of a volume is not on the node yet.
     pub waits: bool,
     /// Volumes whose attachment pod is there, but not their data.
@@ -156,6 +158,7 @@ impl SyncCall {
             return Ok(Synced {
                 answer: SyncVmiResponse::default(),
                 error,
+                restart: None,
                 waits: true,
                 awaited,
                 unseen,
@@ -195,7 +198,8 @@ impl SyncCall {
         let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
         let refused = refused.or_else(|| failed_interface(&answer));
         Ok(Synced {
-            error: error.or(refused).or_else(|| waits_for_restart(&answer)),
+            error: error.or(refused),
+            restart: waits_for_restart(&answer),
             answer,
             waits: false,
             awaited,

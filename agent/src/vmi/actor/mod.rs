@@ -92,6 +92,8 @@ pub struct VmiActor {
     sync: Option<Sync>,
     /// What the last successful SyncVmi applied ([`Vmi::desired`]), and its answer.
     synced: Option<(Value, SyncVmiResponse)>,
+    /// Another call for the same VMI may mend `error`. One that waits for a restart of the VM stays.
+    retries: bool,
     /// Error of the last call.
     error: Option<String>,
     /// The time of the next call, unless [`Vmi::desired`] has changed since the last one.
@@ -149,6 +151,7 @@ impl VmiActor {
             pod: None,
             sync: None,
             synced: None,
+            retries: false,
             error: None,
             pause: None,
             retry: FIRST_RETRY,
@@ -370,7 +373,7 @@ impl VmiActor {
             .synced
             .as_ref()
             .is_some_and(|(before, answer)| *before == desired && answer.complete);
-        if done && !starts && self.error.is_none() {
+        if done && !starts && !self.retries {
             return Next::Wait;
         }
         if let Some((until, asked)) = &self.pause
@@ -412,6 +415,7 @@ impl VmiActor {
         let mut retry = self.retry;
         let error = match answer {
             Ok(synced) => {
+                self.retries = synced.error.is_some();
                 self.report_lost_writes(&synced.answer).await;
                 self.report_awaited(&synced.awaited, &synced.unseen).await;
                 retry = VOLUME_RETRY;
@@ -426,7 +430,7 @@ impl VmiActor {
                     }
                 }
                 self.synced = (!started).then(|| (sync.desired.clone(), synced.answer));
-                match synced.error {
+                match synced.error.or(synced.restart) {
                     Some(error) => error,
                     None => {
                         self.error = None;
@@ -443,10 +447,13 @@ impl VmiActor {
                 self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.desired));
                 return;
             }
-            Err(error) => match error.message() {
-                "" => error.to_string(),
-                text => text.to_owned(),
-            },
+            Err(error) => {
+                self.retries = true;
+                match error.message() {
+                    "" => error.to_string(),
+                    text => text.to_owned(),
+                }
+            }
         };
         let known = self.error.replace(error.clone());
         if let Some(vmi) = self.vmi()
