@@ -326,6 +326,10 @@ async fn changes_that_wait_for_a_restart_are_told_and_hold_up_no_others() {
     let condition = node.condition("vm", "Synchronized").unwrap();
     assert_eq!(condition["message"], "spec.hostname: restart the VM");
     assert_eq!(node.phase("vm"), "Running");
+    // Longer than the delay after an error of a volume.
+    let before = calls(&shim);
+    tokio::time::sleep(Duration::from_millis(5500)).await;
+    assert_eq!(calls(&shim), before, "another call changes nothing");
     node.api.change("vm", |vmi| vmi["spec"]["hostname"] = json!("vm"));
     until("synchronised", || node.condition("vm", "Synchronized").is_none()).await;
 }
