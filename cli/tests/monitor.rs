@@ -219,6 +219,9 @@ fn sync_applies_a_changed_manifest() {
     let said = "demo: volume late: it is; not there\n\
                 error: demo does not match its manifest yet: 1 entry is pending\n";
     assert_eq!(run(&[]), (1, "".into(), said.into()));
+    manifest("128Mi", "stays");
+    let said = "interface old: it stays\n";
+    assert_eq!(run(&[]), (2, "".into(), said.into()));
     manifest("256Mi", "data");
     let said =
         "spec.domain.memory.guest: Invalid value: too late\nspec.domain.cpu: Invalid value: too late\n";

@@ -114,11 +114,21 @@ fn report(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
     let interfaces = interfaces.map(|i| ("interface", &i.name, &i.phase, &i.message));
     let mut waits = 0;
     for (kind, name, phase, message) in volumes.chain(interfaces) {
-        if matches!(phase.as_str(), "" | "Ready" | "Absent") {
+        if matches!(phase.as_str(), "" | "Ready" | "Absent" | "RestartRequired") {
             continue;
         }
         waits += 1;
         eprintln!("{vm}: {kind} {}: {}", one_line(name), one_line(message));
+    }
+    let restart = done
+        .interfaces
+        .iter()
+        .filter(|nic| nic.phase == "RestartRequired");
+    let restart: Vec<String> = restart
+        .map(|nic| format!("interface {}: {}", one_line(&nic.name), one_line(&nic.message)))
+        .collect();
+    if !restart.is_empty() {
+        return Err(Failure::Manifest(restart));
     }
     match (done.complete, waits) {
         (true, _) if done.changes.is_empty() => {

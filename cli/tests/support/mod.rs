@@ -350,6 +350,12 @@ impl Pod for StubMonitor {
             ..VolumeStatus::default()
         };
         let complete = !request.vmi.contains("late");
+        let stays = request.vmi.contains("stays").then(|| InterfaceStatus {
+            name: "old".into(),
+            phase: "RestartRequired".into(),
+            message: "it stays".into(),
+            ..InterfaceStatus::default()
+        });
         Ok(Response::new(SyncVmiResponse {
             changes: match paused {
                 true => vec![
@@ -359,7 +365,7 @@ impl Pod for StubMonitor {
                 false => Vec::new(),
             },
             volumes: if complete { Vec::new() } else { vec![waiting] },
-            interfaces: Vec::new(),
+            interfaces: stays.into_iter().collect(),
             paused,
             complete,
             restart_required: Vec::new(),
