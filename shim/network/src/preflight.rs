@@ -77,7 +77,7 @@ fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault>
         let networks = connected_networks(nic);
         for near in networks.iter().copied() {
             let within = near.contains(&cidr) && near != cidr;
-            // The route to one host precedes that of the guest's network.
+            // A host in no wider network of the pod has a route of its own, which precedes the guest's network.
             let is_host = near.prefix_len() == near.max_prefix_len();
             let has_own_route = !networks
                 .iter()
