@@ -65,6 +65,11 @@ impl PodNetwork {
         }
     }
 
+    /// True if a container runtime made it, and the user did not name it.
+    pub(crate) fn is_given(&self) -> bool {
+        !self.by_option
+    }
+
     /// The remedy if the path is not a network namespace.
     pub(crate) fn hint(&self) -> &'static str {
         match self.by_option {

@@ -186,7 +186,7 @@ impl VmBuilder {
             ephemeral,
         } = planned;
         let network = match crate::spec::network(&self.spec, self.sandbox.as_deref()) {
-            // Only a VM that can get interfaces later.
+            // A VM without interfaces runs, but gets none later.
             Err(_) if plan.nics.is_empty() => None,
             network => network?,
         };

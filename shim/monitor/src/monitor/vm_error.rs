@@ -9,7 +9,7 @@ pub enum VmError {
     /// The VM is not in a state that allows the operation.
     #[error("{0}")]
     WrongState(String),
-    /// The VM has no such device.
+    /// The VM, or its pod, has no such device.
     #[error("{0}")]
     NotFound(String),
     /// The VM has such a device already.

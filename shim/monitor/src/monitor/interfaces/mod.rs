@@ -126,12 +126,23 @@ impl InterfacesActor {
         if self.network.is_none() && self.plan.nics.is_empty() && plugged.is_empty() {
             return Ok(Vec::new());
         }
+        let is_optional = self.plan.nics.is_empty()
+            && plugged.is_empty()
+            && self.network.as_ref().is_some_and(PodNetwork::is_given);
         let (plan, network, dir) = (self.plan.clone(), self.network.clone(), self.dir.clone());
         let vm_network = spawn_blocking(move || match network {
             Some(network) => VmNetwork::enter(&plan, &network, &dir),
             None => VmNetwork::make(&plan, &dir),
         });
-        let vm_network = vm_network.await.map_err(|_| VmNetworkError::Aborted)??;
+        let vm_network = match vm_network.await.map_err(|_| VmNetworkError::Aborted)? {
+            Ok(vm_network) => vm_network,
+            // A VM of a pod runs without interfaces too, but gets none later.
+            Err(error) if is_optional => {
+                warn!(%error, "no interface can be plugged");
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error),
+        };
         self.netns.send_replace(Some(vm_network.netns()));
         self.vm_network = Some(vm_network.clone());
         let mut indices = 0u8..;
