@@ -89,3 +89,23 @@ pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; C
     }
     space
 }
+
+#[cfg(test)]
+mod tests {
+    use husk_disk::{Disk, DiskOptions};
+
+    use super::*;
+
+    #[test]
+    fn the_optimal_transfer_is_one_that_is_served() {
+        let file = tempfile::tempfile_in("/var/tmp").unwrap();
+        file.set_len(1 << 20).unwrap();
+        let mut geometry = Disk::open_raw(file.into(), DiskOptions::default())
+            .unwrap()
+            .geometry();
+        for (optimal, blocks) in [(1 << 20, 2048_u32), (64 << 20, 65_536)] {
+            geometry.optimal_io = optimal;
+            assert_eq!(space(&geometry, 1, true)[28..32], blocks.to_le_bytes());
+        }
+    }
+}
