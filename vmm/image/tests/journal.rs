@@ -259,7 +259,7 @@ fn a_journal_with_a_malformed_descriptor_is_replayed_up_to_it_with_a_note() {
     assert_eq!(
         entry.notes,
         [
-            "whole disk (ext4): its journal was replayed in part (up to a malformed descriptor or fast commits), so its last changes may be missing"
+            "whole disk (ext4): its journal was replayed up to a malformed descriptor only, so its last changes may be missing"
         ]
     );
 }
@@ -288,5 +288,11 @@ fn fast_commits_are_noted() {
         let entry = find(bytes.clone()).unwrap();
         assert_eq!(fills(&read(entry.kernel()), 1024), b"1oo");
         assert_eq!(entry.notes.len(), notes, "{:?}", entry.notes);
+        assert!(
+            entry
+                .notes
+                .iter()
+                .all(|note| note.contains("up to fast commits only"))
+        );
     }
 }

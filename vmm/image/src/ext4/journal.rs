@@ -44,9 +44,8 @@ struct JournalCopy {
 pub(crate) struct JournalOverlay {
     block_size: u64,
     copies: BTreeMap<u64, JournalCopy>,
-    /// The log ends at a malformed descriptor, or with fast commits, whose records are not blocks: what follows is not
-    /// in `copies`.
-    pub(crate) ends_early: bool,
+    /// Name of the records after the transactions in `copies`, if Husk cannot replay them.
+    pub(crate) rest: Option<&'static str>,
 }
 
 impl JournalOverlay {
@@ -57,7 +56,7 @@ impl JournalOverlay {
         Ok(Self {
             block_size: fs.block_size,
             copies: log.copies,
-            ends_early: log.ends_early,
+            rest: log.rest,
         })
     }
 
@@ -103,7 +102,7 @@ struct Journal<'a> {
     start: u32,
     sequence: u32,
     copies: BTreeMap<u64, JournalCopy>,
-    ends_early: bool,
+    rest: Option<&'static str>,
 }
 
 impl<'a> Journal<'a> {
@@ -120,7 +119,7 @@ impl<'a> Journal<'a> {
             start: 0,
             sequence: 0,
             copies: BTreeMap::new(),
-            ends_early: false,
+            rest: None,
         };
         let inode = journal_inode(extent, fs).ok_or("the journal's inode cannot be read")?;
         const EXTENTS_FLAG: u32 = 0x8_0000;
@@ -210,7 +209,7 @@ impl<'a> Journal<'a> {
             match be32(&block, 4) {
                 DESCRIPTOR if self.block_checksum_ok(&block) => {
                     let Some(tags) = self.tags(&block) else {
-                        self.ends_early = true;
+                        self.rest = Some("a malformed descriptor");
                         break;
                     };
                     for (target, escaped) in tags {
@@ -237,7 +236,9 @@ impl<'a> Journal<'a> {
             at = self.next(at, used);
             left = left.saturating_sub(used);
         }
-        self.ends_early |= self.has_fast_commits(sequence);
+        if self.has_fast_commits(sequence) {
+            self.rest = Some("fast commits");
+        }
         for (sequence, blocks) in committed {
             for (target, copy) in blocks {
                 // A revocation holds for its own transaction and all earlier ones; numbers wrap.

@@ -41,11 +41,10 @@ impl Ext4Volume {
         } else {
             JournalOverlay::default()
         };
-        if journal.ends_early {
-            note = Some(
-                "its journal was replayed in part (up to a malformed descriptor or fast commits), so its last changes may be missing"
-                    .to_owned(),
-            );
+        if let Some(rest) = journal.rest {
+            note = Some(format!(
+                "its journal was replayed up to {rest} only, so its last changes may be missing"
+            ));
         }
         let reader = Reader::new(extent, journal)?;
         let fs = Ext4::load(Box::new(reader)).map_err(failed)?;
