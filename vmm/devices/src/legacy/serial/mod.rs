@@ -24,6 +24,7 @@ pub const IRQ: u32 = 4;
 
 const IER: u64 = 1;
 const IER_RDA: u8 = 1;
+const IER_THR_EMPTY: u8 = 2;
 const IIR: u64 = 2;
 const IIR_NONE: u8 = 1;
 const IIR_THR_EMPTY: u8 = 2;
@@ -135,9 +136,13 @@ impl SerialPort {
     /// keeps it until its FIFO is empty. Linux reads at most 256 bytes before it reads the IIR again, and would leave
     /// the rest to an interrupt that does not come.
     fn still_receiving(uart: &mut Uart) -> bool {
+        uart.read(LSR as u8) & LSR_DATA_READY != 0 && Self::is_enabled(uart, IER_RDA)
+    }
+
+    /// True if an interrupt is enabled, as far as the IER can be read.
+    fn is_enabled(uart: &mut Uart, interrupt: u8) -> bool {
         let dlab = uart.read(LCR as u8) & LCR_DLAB != 0;
-        let waiting = uart.read(LSR as u8) & LSR_DATA_READY != 0;
-        waiting && !dlab && uart.read(IER as u8) & IER_RDA != 0
+        !dlab && uart.read(IER as u8) & interrupt != 0
     }
 
     /// A read of the IIR. vm-superio returns the bits of both interrupts together, which name a third one, and clears
@@ -149,10 +154,11 @@ impl SerialPort {
         if pending(IIR_RDA) || Self::still_receiving(&mut state.uart) {
             return read & IIR_FIFO | IIR_RDA;
         }
-        match std::mem::take(&mut state.thr_empty) {
-            true => read & IIR_FIFO | IIR_THR_EMPTY,
-            false => read,
+        if !state.thr_empty || !Self::is_enabled(&mut state.uart, IER_THR_EMPTY) {
+            return read;
         }
+        state.thr_empty = false;
+        read & IIR_FIFO | IIR_THR_EMPTY
     }
 
     /// Takes up to `limit` bytes of guest output.

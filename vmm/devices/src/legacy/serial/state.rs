@@ -25,6 +25,7 @@ struct PortState {
     received: Bytes,
     /// Input was refused, and is to be asked for when there is room.
     input_wanted: bool,
+    /// The interrupt of the empty transmitter is pending behind that of received data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     thr_empty: bool,
     output: Bytes,

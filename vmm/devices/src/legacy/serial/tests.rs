@@ -85,7 +85,7 @@ fn the_interrupt_of_the_transmitter_follows_that_of_received_data() {
         byte[0]
     };
     let (old, new) = (port().0, port().0);
-    old.write(IER, &[IER_RDA | 2]);
+    old.write(IER, &[IER_RDA | IER_THR_EMPTY]);
     old.write(0, b"x");
     old.send(b"a");
     assert_eq!(read(&old, IIR) & 0xf, IIR_RDA);
