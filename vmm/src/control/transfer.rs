@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
-use super::saved::blocking;
+use super::saved::{blocking, close};
 use crate::ram::{CopyGate, DirtyPages, MemoryCopy, PageMap};
 
 /// Maximum number of threads that write memory.
@@ -68,6 +68,7 @@ impl Transfer {
                 copied.map_err(|e| failed("memory", &e))
             });
         }
+        close(copy);
     }
 
     /// Waits for `writers`, and reports the progress. Stops them after an error.
