@@ -161,7 +161,7 @@ impl<'a> Registry<'a> {
             if !matches!(answered, Err(PullError::Unauthorized { .. })) {
                 return answered;
             }
-            // That is also the error if the token server could not be asked, which says why.
+            // The client hides why it got no token: ask for one, and report that error.
             let operation = RegistryOperation::Pull;
             match self.client.auth(&self.reference, &self.auth, operation).await {
                 Ok(_) => request().await.map_err(|error| self.error(&error)),
