@@ -1,6 +1,7 @@
 pub mod accesses;
 pub mod host;
 pub mod images;
+pub mod journal;
 pub mod json;
 pub mod kernels;
 pub mod manifest;
