@@ -150,15 +150,17 @@ impl SerialPort {
     fn identify(state: &mut State) -> u8 {
         let read = state.uart.read(IIR as u8);
         let pending = |bit| read & IIR_NONE == 0 && read & bit != 0;
+        let received = pending(IIR_RDA) && Self::is_enabled(&mut state.uart, IER_RDA);
         state.thr_empty |= pending(IIR_THR_EMPTY);
-        if pending(IIR_RDA) || Self::still_receiving(&mut state.uart) {
-            return read & IIR_FIFO | IIR_RDA;
-        }
-        if !state.thr_empty || !Self::is_enabled(&mut state.uart, IER_THR_EMPTY) {
-            return read;
-        }
-        state.thr_empty = false;
-        read & IIR_FIFO | IIR_THR_EMPTY
+        let found = if received || Self::still_receiving(&mut state.uart) {
+            IIR_RDA
+        } else if state.thr_empty && Self::is_enabled(&mut state.uart, IER_THR_EMPTY) {
+            state.thr_empty = false;
+            IIR_THR_EMPTY
+        } else {
+            IIR_NONE
+        };
+        read & IIR_FIFO | found
     }
 
     /// Takes up to `limit` bytes of guest output.
