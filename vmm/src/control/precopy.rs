@@ -35,7 +35,13 @@ pub(super) async fn start(
     service: VmmService,
     file: File,
 ) -> Result<ReceiverStream<Result<pb::SaveProgress, Status>>, Status> {
-    let first = service.ask(VmmCommand::StartPrecopy).await?;
+    let first = match service.ask(VmmCommand::StartPrecopy).await {
+        Ok(first) => first,
+        Err(refused) => {
+            saved::close(file);
+            return Err(refused);
+        }
+    };
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
         let gate = first.gate.clone();
