@@ -61,14 +61,33 @@ pub(crate) fn fill(request: VolumeRequest, show: &mut dyn FnMut(&Event)) -> Resu
 /// Has a request carried out. Returns the last event, or why it failed.
 fn ask(request: &Request, show: &mut dyn FnMut(&Event)) -> Result<Result<Event, String>, Failure> {
     let program = Program::import()?;
-    let mut child = start(&program).map_err(|cause| program.not_started(cause))?;
-    send(&mut child, request).map_err(Failure::at(format!("write to {IMPORT}")))?;
+    let request = serde_json::to_vec(request).map_err(Failure::at("the request"))?;
+    let child = start(&program).map_err(|cause| program.not_started(cause))?;
+    answer(child, &request, show)
+}
+
+/// Sends a request. Returns the last event, or why it failed.
+fn answer(
+    mut child: Child,
+    request: &[u8],
+    show: &mut dyn FnMut(&Event),
+) -> Result<Result<Event, String>, Failure> {
+    // A program that has ended cannot be written to, and its last event or its status says why it has.
+    let sent = child
+        .stdin
+        .take()
+        .map_or(Ok(()), |mut stdin| stdin.write_all(request));
     let last = child.stdout.take().and_then(|stdout| last_event(stdout, show));
     let status = child.wait().map_err(Failure::at(format!("wait for {IMPORT}")))?;
     Ok(match last {
         Some(Event::Failed { reason }) => Err(reason),
         Some(event) => Ok(event),
-        None => Err(ended(status)),
+        None => {
+            if status.success() {
+                sent.map_err(Failure::at(format!("write to {IMPORT}")))?;
+            }
+            Err(ended(status))
+        }
     })
 }
 
@@ -80,14 +99,6 @@ fn start(program: &Program) -> std::io::Result<Child> {
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
     }
     command.spawn()
-}
-
-fn send(child: &mut Child, request: &Request) -> std::io::Result<()> {
-    let request = serde_json::to_vec(request)?;
-    match child.stdin.take() {
-        Some(mut stdin) => stdin.write_all(&request),
-        None => Ok(()),
-    }
 }
 
 /// Shows the events, and returns the last one.
@@ -112,5 +123,33 @@ fn ended(status: ExitStatus) -> String {
         // Its memory is limited, and it aborts when an allocation fails.
         Some(6) => "the server sent a reply without an end".to_owned(),
         _ => format!("{IMPORT} ended unexpectedly: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_of_a_program_that_does_not_read_its_request_is_shown() {
+        let request = vec![b' '; 1 << 20];
+        let of = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+            answer(child.unwrap(), &request, &mut |_| {})
+        };
+        let failed = serde_json::to_string(&Event::Failed {
+            reason: "no memory".to_owned(),
+        });
+        let failed = format!("exec <&-; echo '{}'; exit 1", failed.unwrap());
+        assert_eq!(of(&failed).unwrap().unwrap_err(), "no memory");
+        let killed = of("kill -9 $$").unwrap().unwrap_err();
+        assert!(killed.contains("signal: 9"), "{killed}");
+        let unread = of("exec <&-");
+        assert!(
+            matches!(&unread, Err(Failure::Runtime(text)) if text.contains("write to husk-import")),
+            "{unread:?}"
+        );
     }
 }
