@@ -26,7 +26,7 @@ pub(crate) mod unit;
 pub(crate) mod vm;
 
 pub(crate) use data::{Data, DataError, claim_of};
-pub(crate) use data_volume::{import, phase, refuse_deleted};
+pub(crate) use data_volume::{DataVolumePhase, import, phase, refuse_deleted};
 pub(crate) use deletion::{delete, delete_command, finish_deletions};
 pub(crate) use first_start::FirstStart;
 pub(crate) use templates::store_templates;

@@ -9,7 +9,7 @@ use husk_objects::{Key, Kind};
 
 use crate::failure::{Failure, RUNTIME, one_line};
 use crate::machine::systemd::{Systemd, Unit};
-use crate::machine::{LocalStores, phase, status};
+use crate::machine::{DataVolumePhase, LocalStores, phase, status};
 use crate::vm_ref::VmRef;
 use crate::{live_vm, vm_view};
 
@@ -117,15 +117,7 @@ impl Waits {
                     return false;
                 };
                 let phase = phase(stores, &units, &stored);
-                let step = match phase.phase {
-                    "Succeeded" => Step::Done("the volume is filled".to_owned()),
-                    "Failed" | "Terminating" => Step::Failed(phase.message),
-                    _ => Step::Busy(match phase.message.as_str() {
-                        "" => "importing".to_owned(),
-                        message => format!("importing: {message}"),
-                    }),
-                };
-                look(name, step)
+                look(name, volume_step(phase, units.imports.get(name)))
             });
             if self.vms.is_empty() && self.stops.is_empty() && self.volumes.is_empty() {
                 lines.clear();
@@ -136,6 +128,21 @@ impl Waits {
             }
             std::thread::sleep(LOOK);
         }
+    }
+}
+
+/// The progress of a volume whose import was started as `unit`, which is looked at before the volume.
+fn volume_step(volume: DataVolumePhase, unit: Option<&Unit>) -> Step {
+    match volume.phase {
+        "Succeeded" => Step::Done("the volume is filled".to_owned()),
+        "Failed" | "Terminating" => Step::Failed(volume.message),
+        "Pending" if unit.is_none_or(Unit::is_inactive) => {
+            Step::Failed("its import was stopped: apply it again".to_owned())
+        }
+        _ => Step::Busy(match volume.message.as_str() {
+            "" => "importing".to_owned(),
+            message => format!("importing: {message}"),
+        }),
     }
 }
 
@@ -255,6 +262,28 @@ mod tests {
         for active in ["inactive", ""] {
             assert!(matches!(step(active, false), Step::Done(text) if text == "has ended"));
         }
+    }
+
+    #[test]
+    fn an_import_that_was_stopped_is_not_waited_for() {
+        let unit = |active: &str| Unit {
+            active: active.to_owned(),
+            ..Unit::default()
+        };
+        let step = |phase, unit: Option<Unit>| {
+            let volume = DataVolumePhase {
+                phase,
+                progress: String::new(),
+                message: String::new(),
+            };
+            volume_step(volume, unit.as_ref())
+        };
+        assert!(matches!(step("Pending", None), Step::Failed(text) if text.contains("stopped")));
+        assert!(matches!(step("Pending", Some(unit("inactive"))), Step::Failed(_)));
+        assert!(matches!(step("Pending", Some(unit("active"))), Step::Busy(_)));
+        // A VM fills it.
+        assert!(matches!(step("ImportInProgress", None), Step::Busy(_)));
+        assert!(matches!(step("Succeeded", None), Step::Done(_)));
     }
 
     #[test]
