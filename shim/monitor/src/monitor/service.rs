@@ -209,7 +209,7 @@ impl Pod for Service {
                 return Err(Status::invalid_argument(text));
             }
             Some(fd) => {
-                let (fd, id) = self.files.take(fd, request.read_only).await?;
+                let (fd, id) = self.files.take(&request.name, fd, request.read_only).await?;
                 (DiskSource::Descriptor(id), Some(fd))
             }
             None => (DiskSource::File(request.path.into()), None),

@@ -41,6 +41,7 @@ use lost_writes::LostWrites;
 use sizes::{GrownDisks, Sizes, WatchedDisk, done};
 
 pub(super) use config_lock::{ConfigLock, GrowthLock};
+pub(super) use open::storage_hangs;
 pub(super) use table::DiskTable;
 
 /// Maximum time for the VMM to add or resize a disk.

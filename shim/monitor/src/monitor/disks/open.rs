@@ -57,7 +57,7 @@ impl DisksActor {
 }
 
 /// The error of a volume on storage that does not answer.
-pub(super) fn storage_hangs(name: &str) -> VmError {
+pub(in crate::monitor) fn storage_hangs(name: &str) -> VmError {
     VmError::timed_out(format!("the storage of volume {name:?} does not answer"))
 }
 

@@ -110,7 +110,11 @@ impl VmiSync {
         if self.vm.status().borrow().stopping {
             return Err(VmError::wrong_state("the VM is being shut down"));
         }
-        self.apply(&vmi, live, state, &given).await
+        let applied = self.apply(&vmi, live, state, &given).await;
+        applied.map_err(|error| match self.vm.running() {
+            Some(_) if error != VmError::ended() => error,
+            _ => VmError::unavailable("the VM is not running"),
+        })
     }
 
     async fn apply(

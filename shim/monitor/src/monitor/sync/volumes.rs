@@ -10,7 +10,6 @@ use husk_proto::shim::v1::{Disk, VolumeStatus};
 use husk_proto::vmm::v1::Fd;
 use husk_vmi::{DiskSource, NewVolume, Vmi};
 use husk_volumes::PathPolicy;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::{SyncProgress, VmiSync};
@@ -185,7 +184,7 @@ impl VmiSync {
             status(None, "MountedToPod", "VolumeAttachFailed", message)
         };
         if let Some(fd) = given.fds.get(&name) {
-            let (fd, id) = match self.files.take(fd, volume.read_only).await {
+            let (fd, id) = match self.files.take(&name, fd, volume.read_only).await {
                 Ok(taken) => taken,
                 Err(error) => return Ok(failed(error)),
             };
@@ -202,7 +201,11 @@ impl VmiSync {
             });
         }
         let given = given.paths.get(&name);
-        let Some(path) = self.path(&name, given).await? else {
+        let path = match self.path(&name, given).await {
+            Ok(path) => path,
+            Err(error) => return Ok(failed(error)),
+        };
+        let Some(path) = path else {
             let message = match self.environment.paths {
                 PathPolicy::PodMounts(_) => "its data is not in the pod's hotplug directory yet",
                 PathPolicy::Caller => "no path given: use --volume NAME=PATH",
@@ -234,9 +237,9 @@ impl VmiSync {
         if let Some(path) = given {
             return Ok(Some(path.into()));
         }
-        let (environment, name) = (self.environment.clone(), name.to_owned());
-        let found = spawn_blocking(move || environment.paths.find_hotplugged(&name)).await;
-        found.map_err(|error| VmError::internal(error.to_string()))
+        let (environment, volume) = (self.environment.clone(), name.to_owned());
+        let find = move || environment.paths.find_hotplugged(&volume);
+        self.files.call(name, find).await
     }
 
     fn shown(&self) -> Vec<Disk> {
