@@ -70,15 +70,14 @@ impl Opening {
         deadline: Instant,
         open: impl FnOnce() -> Result<VolumeData, String> + Send + 'static,
     ) -> Result<VolumeData, String> {
-        let late = format!(
-            "volume {:?}: attachment pod {}: its data takes too long to open",
-            volume.0, volume.1
-        );
+        let failed = |why: &str| format!("volume {:?}: attachment pod {}: {why}", volume.0, volume.1);
+        let late = failed("its data takes too long to open");
+        let not_tried = failed("not opened while the data of other volumes takes too long to open");
         let Some(place) = self.volumes.take(volume) else {
             return Err(late);
         };
         let Ok(permit) = Arc::clone(&self.threads).try_acquire_owned() else {
-            return Err(late);
+            return Err(not_tried);
         };
         let opened = spawn_blocking(move || {
             let _held = (place, permit);
@@ -172,8 +171,11 @@ impl SyncCall {
         };
         // virt-controller does not wait for the agent to take away a volume that is not Ready.
         keep_outstanding(&mut opened, self.latest.borrow().as_deref());
-        // The VM takes descriptors once it runs.
-        if !self.starts && !opened.is_empty() {
+        if self.starts {
+            // The VM takes descriptors once it runs. A volume that leaves before can be unmounted.
+            opened.clear();
+        }
+        if !opened.is_empty() {
             let (names, fds): (Vec<String>, Vec<(Token, OwnedFd)>) = opened
                 .into_iter()
                 .map(|(attachment, fd)| (attachment.name, (Token::random(), fd)))

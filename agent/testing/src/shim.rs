@@ -36,6 +36,8 @@ struct State {
     calls: Vec<String>,
     /// Error of the next starts.
     refusal: Option<String>,
+    /// The VMM has ended, which the status does not say yet.
+    vmm_ended: bool,
     /// The guest runs only when the test says so.
     boots_late: bool,
     /// The answer to `Info`, but for the status.
@@ -171,6 +173,11 @@ impl Shim {
     /// Changes the status of the VM.
     pub fn change(&self, change: impl FnOnce(&mut Status)) {
         self.status.send_modify(change);
+    }
+
+    /// Ends the VMM: `SyncVmi` says so, and the status only after [`Shim::end`].
+    pub fn end_vmm(&self) {
+        self.state().vmm_ended = true;
     }
 
     /// Ends the VM: removes its directory, and leaves a record of the end.
@@ -379,6 +386,9 @@ impl Pod for Shim {
         } else {
             self.called("sync");
             let _ = self.holds.subscribe().wait_for(|holds| !*holds).await;
+            if self.state().vmm_ended {
+                return Err(Error::unavailable("the VM is not running"));
+            }
             self.plug(&vmi, &request).await;
         }
         let volumes = vmi["spec"]["volumes"].as_array().unwrap();

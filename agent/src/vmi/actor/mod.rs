@@ -441,9 +441,9 @@ impl VmiActor {
                     }
                 }
             }
-            // The VM is being started, or the shim ends. The pod's status says what comes of it.
-            Err(error) if sync.starts && error.code() == Code::Unavailable => {
-                debug!(error = error.message(), "the VM cannot be started now");
+            // The VM is being started, or has ended. The pod's status says what comes of it.
+            Err(error) if error.code() == Code::Unavailable || (!sync.starts && !self.takes_changes()) => {
+                debug!(error = error.message(), "the VM takes no changes now");
                 self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.desired));
                 return;
             }
@@ -469,6 +469,12 @@ impl VmiActor {
         }
         self.pause = Some((Instant::now() + retry, sync.desired));
         self.retry = (self.retry * 2).min(LAST_RETRY);
+    }
+
+    /// True if the VM runs and is not being shut down.
+    fn takes_changes(&self) -> bool {
+        let state = self.pod.as_ref().map(Pod::state);
+        matches!(state, Some(PodState::Running(status)) if !status.stopping)
     }
 
     /// Writes the status if it is not up to date. `Err` has the time after which to look again.

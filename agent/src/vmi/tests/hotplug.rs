@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use husk_agent_testing::shim::Shim;
+use husk_proto::shim::v1::Phase;
 use serde_json::{Value, json};
 
 use super::{Node, until, vmi};
@@ -73,6 +74,28 @@ async fn volume_is_not_unmounted_while_a_call_may_plug_it() {
     shim.hold(false);
     until("unmounted", || phase() == "UnMountedFromPod").await;
     assert_eq!(shim.calls().len(), 4);
+}
+
+#[tokio::test]
+async fn end_of_the_vm_during_a_call_is_no_failure() {
+    let node = Node::new();
+    let shim = node.schedule("vm");
+    let _agent = node.agent();
+    until("the first calls", || shim.calls() == ["start", "sync"]).await;
+    shim.end_vmm();
+    node.api.change("vm", |vmi| hotplug(vmi, "disk"));
+    until("two calls", || shim.calls().len() == 4).await;
+    shim.hold(true);
+    until("another call", || shim.calls().len() == 5).await;
+    shim.end(Phase::Succeeded, "GuestShutdown");
+    shim.hold(false);
+    node.until_phase("vm", "Succeeded").await;
+    assert_eq!(node.condition("vm", "Synchronized"), None);
+    let events = node.api.events("vm");
+    assert!(
+        !events.iter().any(|event| event.contains("SyncFailed")),
+        "{events:?}"
+    );
 }
 
 #[tokio::test]
