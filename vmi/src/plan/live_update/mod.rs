@@ -392,15 +392,19 @@ impl VmPlan {
             // The addresses of the other disks depend on the missing ones.
             return;
         }
+        // Queues and I/O threads follow from the vCPUs, whose change is reported.
+        let resized = self.topology != wanted.topology;
         for disk in &wanted.disks {
-            // A running disk keeps what its claim's status said when the VM started.
             let same = |there: &DiskPlan| {
-                let preallocated = there.preallocated;
-                *there
-                    == DiskPlan {
-                        preallocated,
-                        ..disk.clone()
-                    }
+                let mut wanted = DiskPlan {
+                    // A running disk keeps what its claim's status said when the VM started.
+                    preallocated: there.preallocated,
+                    ..disk.clone()
+                };
+                if resized {
+                    (wanted.queues, wanted.io_thread) = (there.queues, there.io_thread);
+                }
+                *there == wanted
             };
             if !self.disk(&disk.name).is_some_and(same) {
                 let field = field(&disk.name);
@@ -421,6 +425,7 @@ impl VmPlan {
             None => list.clone(),
         };
         let own = |name: &str| self.nics.iter().find(|nic| nic.name == name);
+        let resized = self.topology != wanted.topology;
         let mut found = Vec::new();
         for nic in &wanted.nics {
             let Some(there) = own(&nic.name) else {
@@ -436,6 +441,7 @@ impl VmPlan {
                 continue;
             };
             let same = NicPlan {
+                queues: if resized { there.queues } else { nic.queues },
                 link_up: there.link_up,
                 // Without a MAC address in the manifest, that of the device is used.
                 mac: nic.mac.and(there.mac),

@@ -174,6 +174,32 @@ fn changes_that_need_a_restart_are_refused_by_field() {
 }
 
 #[test]
+fn queues_that_follow_from_the_vcpus_are_no_further_change() {
+    let disk = |name: String| json!({"name": name, "disk": {"bus": "virtio"}});
+    let of = |cores: u32, multiqueue: bool| {
+        let names = (0..5).map(|i| format!("d{i}"));
+        let disks = names.clone().map(disk).collect::<Vec<_>>();
+        let volumes = names.map(|name| json!({"name": name, "emptyDisk": {"capacity": "1Mi"}}));
+        vmi(json!({"spec": {"domain": {
+            "cpu": {"cores": cores},
+            "ioThreadsPolicy": "auto",
+            "devices": {
+                "disks": disks, "blockMultiQueue": multiqueue, "networkInterfaceMultiqueue": multiqueue,
+            },
+        }, "volumes": volumes.collect::<Vec<_>>()}}))
+    };
+    let running = plan(&of(1, true), &PodResources::default()).unwrap();
+    let fields = |wanted: &Vmi| {
+        let errors = running.live(wanted).unwrap().restart_required;
+        errors.into_iter().map(|error| error.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(&of(2, true)), ["spec.domain.cpu"]);
+    let running = plan(&of(2, true), &PodResources::default()).unwrap();
+    let without = running.live(&of(2, false)).unwrap().restart_required;
+    assert!(without.len() > 1, "{without:?}");
+}
+
+#[test]
 fn other_changes_go_beside_those_that_need_a_restart() {
     let mut change = volumes(json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}}));
     change["spec"]["domain"] = json!({
