@@ -7,6 +7,7 @@ use super::types::Topology;
 use crate::load::Vmi;
 use crate::mac;
 use crate::types::{DhcpOptions, Empty, Interface, Network, PodNetwork, Port};
+use crate::validate::ipv4;
 
 /// Maximum number of queue pairs of a NIC in the VMM. A guest with more vCPUs shares them.
 const MOST_PAIRS: u32 = 127;
@@ -121,7 +122,7 @@ fn dhcp(given: DhcpOptions) -> NicDhcp {
     NicDhcp {
         boot_file_name: text(given.boot_file_name),
         tftp_server_name: text(given.tftp_server_name),
-        ntp_servers: servers.filter_map(|server| server.parse().ok()).collect(),
+        ntp_servers: servers.filter_map(|server| ipv4(server)).collect(),
         private: private
             .filter_map(|option| Some((u8::try_from(option.option).ok()?, option.value)))
             .collect(),

@@ -1,7 +1,7 @@
 //! Rules on interfaces.
 
 use std::collections::{HashMap, HashSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::field::FieldError;
 use crate::load::Vmi;
@@ -55,6 +55,9 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::invalid(format!("{path}.state"), text));
         }
         one(interface, &path, errors);
+        if network.is_some_and(|network| network.pod.is_some()) {
+            ports(interface, &path, errors);
+        }
     }
     if on_pod > 1 {
         // The path that KubeVirt reports.
@@ -90,7 +93,6 @@ fn one(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::invalid(format!("{path}.state"), text));
     }
     dhcp(interface, path, errors);
-    ports(interface, path, errors);
 }
 
 fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
@@ -115,12 +117,20 @@ fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) 
     errors.push(FieldError::invalid(field, fault));
 }
 
+/// An IPv4 address, which may be written as an IPv6 address (`::ffff:192.0.2.1`), as KubeVirt reads it.
+pub(crate) fn ipv4(text: &str) -> Option<Ipv4Addr> {
+    match text.parse::<IpAddr>().ok()?.to_canonical() {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
+}
+
 fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
     let Some(options) = &interface.dhcp_options else {
         return;
     };
     for (k, server) in options.ntp_servers.iter().enumerate() {
-        if server.parse::<Ipv4Addr>().is_err() {
+        if ipv4(server).is_none() {
             let field = format!("{path}.dhcpOptions.ntpServers[{k}]");
             errors.push(FieldError::invalid(
                 field,

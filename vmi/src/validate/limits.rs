@@ -31,6 +31,7 @@ pub(super) fn image_path_fault(path: &str) -> Option<&'static str> {
         return Some("must not point to root");
     }
     let rest = path.strip_prefix('/').unwrap_or_default();
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
     let clean = !rest.is_empty() && rest.split('/').all(|part| !matches!(part, "" | "." | ".."));
     (!clean).then_some("must be an absolute path to a file without relative components")
 }

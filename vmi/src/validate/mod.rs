@@ -21,6 +21,8 @@ use crate::plan::limits::{check_limits, check_sizes};
 
 use support::support;
 
+pub(crate) use interfaces::ipv4;
+
 /// Checks a VMI against KubeVirt's rules, the supported values and the limits. Reports all errors that depend on the
 /// manifest alone.
 ///

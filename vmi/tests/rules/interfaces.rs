@@ -116,6 +116,8 @@ fn interface_settings() {
     let twice = json!([{"option": 240, "value": "x"}, {"option": 240, "value": "y"}]);
     let text = "Found Duplicates: you have provided duplicate DHCPPrivateOptions";
     refused(&options(json!({"privateOptions": twice})), INVALID, &field, text);
+    let mapped = options(json!({"ntpServers": ["::ffff:192.0.2.1"]}));
+    assert_eq!(faults(&with(&mapped)), []);
     assert_eq!(
         faults(&with(&nic(
             json!({"bridge": {}, "macAddress": "de-ad-00-00-be-af"})
@@ -126,6 +128,13 @@ fn interface_settings() {
         faults(&with(&nic(json!({"bridge": {}, "macAddress": "dead.0000.beaf"})))),
         []
     );
+}
+
+#[test]
+fn ports_of_an_interface_off_the_pod_network_are_not_checked() {
+    let multus = json!([{"name": "a", "multus": {"networkName": "x"}}]);
+    let nic = json!([{"name": "a", "bridge": {}, "ports": [{"port": 0, "protocol": "SCTP"}]}]);
+    assert_eq!(faults(&with(&network(nic, multus))), []);
 }
 
 #[test]

@@ -133,10 +133,11 @@ fn paths_in_images() {
         field,
         &format!("{field} must not point to root"),
     );
-    for path in ["disk.img", "/a/../b", "/a//b", "/./a", "//", "/a/"] {
+    for path in ["disk.img", "/a/../b", "/a//b", "/./a", "//", "/a//"] {
         let text = format!("{field} must be an absolute path to a file without relative components");
         refused(&list(path), INVALID, field, &text);
     }
+    assert_eq!(faults(&with(&list("/disk/a.img/"))), []);
 }
 
 #[test]
