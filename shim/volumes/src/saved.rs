@@ -4,9 +4,10 @@
 //! the same one share nothing. Other images of the snapshot are opened where they are. An image that the snapshot does
 //! not hold is opened by its path, and must be what it was.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{DiskPlan, DiskSource, VmPlan};
@@ -144,10 +145,28 @@ fn over_outside(
 
 fn check(file: &OwnedFd, identity: FileIdentity, open: &OpenDisk) -> Result<(), VolumeFault> {
     let now = FileIdentity::of(file).map_err(VolumeFault::io(&open.path))?;
-    match now == identity {
+    match is_unchanged(&open.path, now, identity) {
         true => Ok(()),
         false => Err(VolumeFault::Changed(open.path.clone())),
     }
+}
+
+fn is_unchanged(path: &Path, now: FileIdentity, before: FileIdentity) -> bool {
+    // What was pulled again by its digest has the same content in another file.
+    now == before || (is_of_stored_image(path) && now.bytes == before.bytes)
+}
+
+/// True for a file of an image that Husk has pulled, in a directory named by the image's digest (`husk-images`). Nobody
+/// changes such a file.
+fn is_of_stored_image(path: &Path) -> bool {
+    let is_digest = |name: &OsStr| {
+        let hex = name.as_encoded_bytes().strip_prefix(b"sha256-");
+        hex.is_some_and(|hex| hex.len() == 64 && hex.iter().all(u8::is_ascii_hexdigit))
+    };
+    let mut parents = path
+        .ancestors()
+        .filter_map(|path| Some((path.file_name()?, path.parent()?)));
+    parents.any(|(name, parent)| name == "rootfs" && parent.file_name().is_some_and(is_digest))
 }
 
 /// The disk, whose image must exist.
@@ -249,5 +268,36 @@ fn with_sizes(disk: &DiskPlan, image: DiskImage, block_sizes: Option<BlockSizes>
         format: image.format,
         block_sizes,
         lun: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_was_pulled_again_is_the_same() {
+        let before = FileIdentity {
+            bytes: 1 << 20,
+            inode: 7,
+            modified_seconds: 1000,
+            modified_nanoseconds: 0,
+        };
+        let (again, other) = (
+            FileIdentity { inode: 8, ..before },
+            FileIdentity { bytes: 1, ..before },
+        );
+        let store = format!("/var/lib/husk/images/sha256-{}", "0a".repeat(32));
+        let stored = PathBuf::from(format!("{store}/rootfs/disk/root.qcow2"));
+        assert!(is_unchanged(&stored, before, before) && is_unchanged(&stored, again, before));
+        assert!(!is_unchanged(&stored, other, before));
+        for path in [
+            "/images/root.qcow2",
+            "/images/sha256-0a/rootfs/disk/root.qcow2",
+            "/rootfs/root",
+            &store,
+        ] {
+            assert!(!is_unchanged(Path::new(path), again, before), "{path}");
+        }
     }
 }
