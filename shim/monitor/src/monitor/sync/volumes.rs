@@ -122,6 +122,9 @@ impl VmiSync {
                 }
                 // Another call has removed it.
                 Some(Err(VmError::NotFound(_))) => continue,
+                Some(Err(refused)) if refused == VmError::being_saved() => {
+                    ("VolumeInUse", refused.to_string())
+                }
                 Some(Err(refused)) => ("VolumeDetachFailed", refused.to_string()),
                 None => ("VolumeInUse", "the guest has not released it".to_owned()),
             };
@@ -180,8 +183,12 @@ impl VmiSync {
             });
         }
         let failed = |error: VmError| {
-            let message = error.to_string();
-            status(None, "MountedToPod", "VolumeAttachFailed", message)
+            // The next call plugs it.
+            let reason = match error == VmError::being_saved() {
+                true => "VolumeInUse",
+                false => "VolumeAttachFailed",
+            };
+            status(None, "MountedToPod", reason, error.to_string())
         };
         if let Some(fd) = given.fds.get(&name) {
             let (fd, id) = match self.files.take(&name, fd, volume.read_only).await {
