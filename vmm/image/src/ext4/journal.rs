@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
+use super::extents::{Run, TreeError, runs};
 use super::superblock::{Superblock, crc32c};
+use super::{le16, le32};
 use crate::source::Extent;
 
 const MAGIC: u32 = 0xc03b_3998;
@@ -92,9 +94,7 @@ impl JournalOverlay {
 struct Journal<'a> {
     extent: &'a Extent,
     block_size: u64,
-    fs_blocks: u64,
-    /// Runs of the journal file: first block in the file, first block on the filesystem, blocks.
-    extents: Vec<(u32, u64, u32)>,
+    extents: Vec<Run>,
     incompat: u32,
     checksum_seed: [u8; 16],
     first: u32,
@@ -110,7 +110,6 @@ impl<'a> Journal<'a> {
         let mut log = Self {
             extent,
             block_size: fs.block_size,
-            fs_blocks: fs.blocks,
             extents: Vec::new(),
             incompat: 0,
             checksum_seed: [0; 16],
@@ -126,7 +125,15 @@ impl<'a> Journal<'a> {
         if le32(&inode, 0x20) & EXTENTS_FLAG == 0 {
             return Err("the journal is not stored in extents");
         }
-        log.walk_extents(&inode[0x28..0x28 + 60], None)?;
+        let read = |block| log.fs_block(block);
+        let runs = runs(&inode[0x28..0x28 + 60], fs.blocks, MAX_EXTENTS, &read);
+        log.extents = runs.map_err(|error| match error {
+            TreeError::Damaged => "the journal's extent tree is damaged",
+            TreeError::TooLarge => "the journal has too many extents",
+        })?;
+        if log.extents.iter().any(|run| run.unwritten) {
+            return Err("the journal has blocks that were never written");
+        }
         let sb = log.block(0).ok_or("the journal's superblock cannot be read")?;
         if be32(&sb, 0) != MAGIC || be32(&sb, 4) != SUPERBLOCK_V2 || u64::from(be32(&sb, 12)) != fs.block_size
         {
@@ -151,42 +158,6 @@ impl<'a> Journal<'a> {
             return Err("the journal's bounds are wrong");
         }
         Ok(log)
-    }
-
-    /// Collects the runs of the extent tree node `node`; a child must be one level lower than its parent.
-    fn walk_extents(&mut self, node: &[u8], depth: Option<u16>) -> Result<(), &'static str> {
-        const DAMAGED: &str = "the journal's extent tree is damaged";
-        let (magic, entries, level) = (le16(node, 0), usize::from(le16(node, 2)), le16(node, 6));
-        if magic != 0xf30a
-            || level > 5
-            || depth.is_some_and(|d| d != level)
-            || (entries + 1) * 12 > node.len()
-        {
-            return Err(DAMAGED);
-        }
-        for entry in node[12..].chunks_exact(12).take(entries) {
-            if self.extents.len() >= MAX_EXTENTS {
-                return Err("the journal has too many extents");
-            }
-            let (file_block, len) = (le32(entry, 0), le16(entry, 4));
-            if level == 0 {
-                let block = u64::from(le32(entry, 8)) | u64::from(le16(entry, 6)) << 32;
-                // Longer ones are preallocated and unwritten, which a journal never is.
-                if len == 0 || len > 0x8000 || block + u64::from(len) > self.fs_blocks {
-                    return Err(DAMAGED);
-                }
-                self.extents.push((file_block, block, u32::from(len)));
-            } else {
-                let block = u64::from(le32(entry, 4)) | u64::from(le16(entry, 8)) << 32;
-                let child = self.fs_block(block).ok_or(DAMAGED)?;
-                let before = self.extents.len();
-                self.walk_extents(&child, Some(level - 1))?;
-                if self.extents.len() == before {
-                    return Err(DAMAGED);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Reads the log from its tail to the last transaction that was committed.
@@ -333,8 +304,8 @@ impl<'a> Journal<'a> {
         let run = self
             .extents
             .iter()
-            .find(|(first, _, len)| n >= *first && n - first < *len)?;
-        run.1.checked_add(u64::from(n - run.0))
+            .find(|run| n >= run.first && n - run.first < run.len)?;
+        run.block.checked_add(u64::from(n - run.first))
     }
 
     fn block(&self, n: u32) -> Option<Vec<u8>> {
@@ -350,25 +321,10 @@ impl<'a> Journal<'a> {
     }
 }
 
-/// The journal's inode, from the table of the first group: no journal changes its own inode.
+/// The journal's inode, from the table of its group: no journal changes its own inode.
 fn journal_inode(extent: &Extent, fs: &Superblock) -> Option<[u8; 128]> {
-    let descriptor = fs.first_descriptor();
-    let low = u32::from_le_bytes(extent.bytes(descriptor + 8)?);
-    let high = if fs.is_64bit() {
-        u32::from_le_bytes(extent.bytes(descriptor + 0x28)?)
-    } else {
-        0
-    };
-    let table = (u64::from(high) << 32 | u64::from(low)).checked_mul(fs.block_size)?;
-    extent.bytes(table.checked_add((fs.journal_inode()? - 1) * fs.inode_size)?)
-}
-
-fn le16(b: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([b[at], b[at + 1]])
-}
-
-fn le32(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+    let read = |at: u64, dst: &mut [u8]| extent.read_at(at, dst).ok();
+    extent.bytes(fs.inode_location(fs.journal_inode()?, read)?)
 }
 
 fn be32(b: &[u8], at: usize) -> u32 {

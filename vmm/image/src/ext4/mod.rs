@@ -3,14 +3,19 @@
 //! The crate allocates by sizes that the superblock and symbolic links claim. So [`superblock`] checks the superblock
 //! first, and this module resolves paths itself and checks the sizes of links before it reads them.
 
+mod extents;
 mod journal;
+mod preallocated;
 mod superblock;
+
+use std::rc::Rc;
 
 use ext4_view::{Ext4, Ext4Error, Ext4Read, Metadata};
 
 use crate::source::{Cached, Extent};
 use crate::volume::{MAX_NAMES, MAX_PATH, Sink, Volume, VolumeError, normalise, stream_chunks};
 use journal::JournalOverlay;
+use preallocated::PreallocatedFile;
 use superblock::{SUPERBLOCK_SIZE, SUPERBLOCK_START, Superblock};
 
 /// Maximum size of a directory in bytes: about 100,000 names.
@@ -21,6 +26,7 @@ const MAX_LINKS: usize = 40;
 /// An ext filesystem, read only, as it is after its journal was replayed.
 pub(crate) struct Ext4Volume {
     fs: Ext4,
+    reader: Rc<Reader>,
     uuid: String,
     label: String,
     note: Option<String>,
@@ -46,12 +52,13 @@ impl Ext4Volume {
                 "its journal was replayed up to {rest} only, so its last changes may be missing"
             ));
         }
-        let reader = Reader::new(extent, journal)?;
-        let fs = Ext4::load(Box::new(reader)).map_err(failed)?;
+        let reader = Rc::new(Reader::new(extent, journal)?);
+        let fs = Ext4::load(Box::new(SharedReader(Rc::clone(&reader)))).map_err(failed)?;
         let uuid = fs.uuid().to_string();
         let label = fs.label().to_str().unwrap_or_default().to_owned();
         Ok(Self {
             fs,
+            reader,
             uuid,
             label,
             note,
@@ -138,7 +145,17 @@ impl Volume for Ext4Volume {
     }
 
     fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError> {
-        let (path, _) = self.resolve(path)?;
+        let (path, metadata) = self.resolve(path)?;
+        if let Some(file) = PreallocatedFile::open(&self.reader, &path, metadata.len()) {
+            let mut at = 0;
+            return stream_chunks(size, sink, |buf| {
+                let count = (buf.len() as u64).min(metadata.len() - at) as usize;
+                let read = file.read(at, &mut buf[..count]);
+                read.map_err(|error| VolumeError::Filesystem(error.to_string()))?;
+                at += count as u64;
+                Ok(count)
+            });
+        }
         let mut file = self.fs.open(path.as_str()).map_err(failed)?;
         stream_chunks(size, sink, |buf| file.read_bytes(buf).map_err(failed))
     }
@@ -156,6 +173,8 @@ fn failed(error: Ext4Error) -> VolumeError {
 /// without features that reading does not need.
 struct Reader {
     source: Cached,
+    /// The superblock after the journal was replayed.
+    newest: Superblock,
     superblock: [u8; SUPERBLOCK_SIZE],
     journal: JournalOverlay,
 }
@@ -164,41 +183,55 @@ impl Reader {
     fn new(extent: Extent, journal: JournalOverlay) -> Result<Self, VolumeError> {
         let len = extent.len();
         let source = Cached::new(extent);
-        let mut reader = Self {
-            source,
-            superblock: [0; SUPERBLOCK_SIZE],
-            journal,
-        };
         // The journal may hold a newer superblock too.
         let mut newest = [0; SUPERBLOCK_SIZE];
-        reader
-            .blocks(SUPERBLOCK_START, &mut newest)
+        blocks(&source, &journal, SUPERBLOCK_START, &mut newest)
             .map_err(|e| VolumeError::Filesystem(e.to_string()))?;
-        reader.superblock = Superblock::parse(newest, len)?.for_reading();
-        Ok(reader)
+        let newest = Superblock::parse(newest, len)?;
+        Ok(Self {
+            source,
+            superblock: newest.for_reading(),
+            newest,
+            journal,
+        })
     }
 
     /// Reads with the journal's copies in place of the blocks they replace.
     fn blocks(&self, start: u64, dst: &mut [u8]) -> std::io::Result<()> {
-        self.source.read_at(start, dst)?;
-        self.journal
-            .patch(start, dst, |offset, dst| self.source.read_at(offset, dst))
+        blocks(&self.source, &self.journal, start, dst)
     }
 }
 
-impl Ext4Read for Reader {
+fn blocks(source: &Cached, journal: &JournalOverlay, start: u64, dst: &mut [u8]) -> std::io::Result<()> {
+    source.read_at(start, dst)?;
+    journal.patch(start, dst, |offset, dst| source.read_at(offset, dst))
+}
+
+fn le16(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+
+fn le32(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// The reader, for the crate.
+struct SharedReader(Rc<Reader>);
+
+impl Ext4Read for SharedReader {
     fn read(
         &mut self,
         start: u64,
         dst: &mut [u8],
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync + 'static>> {
-        self.blocks(start, dst)?;
+        let Self(reader) = self;
+        reader.blocks(start, dst)?;
         let end = start.saturating_add(dst.len() as u64);
         let sb_end = SUPERBLOCK_START + SUPERBLOCK_SIZE as u64;
         if start < sb_end && end > SUPERBLOCK_START {
             let (from, to) = (start.max(SUPERBLOCK_START), end.min(sb_end));
             let bytes =
-                &self.superblock[(from - SUPERBLOCK_START) as usize..(to - SUPERBLOCK_START) as usize];
+                &reader.superblock[(from - SUPERBLOCK_START) as usize..(to - SUPERBLOCK_START) as usize];
             dst[(from - start) as usize..(to - start) as usize].copy_from_slice(bytes);
         }
         Ok(())

@@ -110,21 +110,53 @@ impl Superblock {
     /// The superblock without features that matter to a writer only: a journal (dealt with before), protection
     /// against a second mount, attributes in inodes of their own. `ext4-view` refuses the last two and replays
     /// the first without wrapping at the journal's end.
-    pub(crate) fn for_reading(mut self) -> [u8; SUPERBLOCK_SIZE] {
+    pub(crate) fn for_reading(&self) -> [u8; SUPERBLOCK_SIZE] {
+        let mut bytes = self.bytes;
         let checked = self.u32(FEATURE_RO_COMPAT) & RO_COMPAT_METADATA_CSUM != 0;
-        let sound = checked && crc32c(&[&self.bytes[..CHECKSUM]]) == self.u32(CHECKSUM);
+        let sound = checked && crc32c(&[&bytes[..CHECKSUM]]) == self.u32(CHECKSUM);
         // Small inodes have room for half a checksum only, which `ext4-view` does not know: it then must not look.
         if checked && self.inode_size == 128 {
             let ro_compat = self.u32(FEATURE_RO_COMPAT) & !RO_COMPAT_METADATA_CSUM;
-            self.bytes[FEATURE_RO_COMPAT..FEATURE_RO_COMPAT + 4].copy_from_slice(&ro_compat.to_le_bytes());
+            bytes[FEATURE_RO_COMPAT..FEATURE_RO_COMPAT + 4].copy_from_slice(&ro_compat.to_le_bytes());
         }
         let incompat = self.incompat() & !(INCOMPAT_RECOVER | INCOMPAT_MMP | INCOMPAT_EA_INODE);
-        self.bytes[FEATURE_INCOMPAT..FEATURE_INCOMPAT + 4].copy_from_slice(&incompat.to_le_bytes());
+        bytes[FEATURE_INCOMPAT..FEATURE_INCOMPAT + 4].copy_from_slice(&incompat.to_le_bytes());
         if sound {
-            let sum = crc32c(&[&self.bytes[..CHECKSUM]]);
-            self.bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+            let sum = crc32c(&[&bytes[..CHECKSUM]]);
+            bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
         }
-        self.bytes
+        bytes
+    }
+
+    /// First byte of an inode, from the descriptor of its group. `read` reads from the filesystem. `None` if that fails,
+    /// or the descriptors are not with the first (`meta_bg`).
+    pub(crate) fn inode_location(
+        &self,
+        number: u64,
+        read: impl Fn(u64, &mut [u8]) -> Option<()>,
+    ) -> Option<u64> {
+        const INCOMPAT_META_BG: u32 = 0x10;
+        let per_group = u64::from(self.u32(0x28));
+        let (group, index) = (
+            number.checked_sub(1)?.checked_div(per_group)?,
+            (number - 1) % per_group,
+        );
+        if group > 0 && self.incompat() & INCOMPAT_META_BG != 0 {
+            return None;
+        }
+        let descriptor_size = match self.is_64bit() {
+            true => u64::from(self.u16(0xfe)),
+            false => 32,
+        };
+        let descriptor = self.first_descriptor() + group.checked_mul(descriptor_size)?;
+        let word = |at: u64| {
+            let mut bytes = [0; 4];
+            read(descriptor.checked_add(at)?, &mut bytes)?;
+            Some(u64::from(u32::from_le_bytes(bytes)))
+        };
+        let high = if self.is_64bit() { word(0x28)? } else { 0 };
+        let table = (high << 32 | word(8)?).checked_mul(self.block_size)?;
+        table.checked_add(index.checked_mul(self.inode_size)?)
     }
 
     pub(crate) fn incompat(&self) -> u32 {
