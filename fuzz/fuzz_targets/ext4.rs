@@ -1,6 +1,6 @@
 //! Feeds ext2 and ext4 filesystems with changed sectors to the search for a kernel: superblock, descriptors, inodes,
-//! directories, extents and a journal that has to be replayed, also in formats that the seeds lack. Asserts that what is
-//! found can be read whole or fails, and that a sound journal has its effect.
+//! directories, extents and a journal that has to be replayed, also in formats that the seeds lack. Asserts that what
+//! is found can be read whole or fails, and that a sound journal has its effect.
 
 #![no_main]
 

@@ -255,7 +255,7 @@ impl Log {
             self.seal(&uuid, &mut block);
             ring.push(block);
             for tag in tags {
-                fill += 1;
+                fill = u8::wrapping_add(fill, 1);
                 let mut data = vec![fill; BLOCK];
                 if tag.escaped {
                     data[..4].fill(0);

@@ -40,17 +40,22 @@ fn check(options: &[&str], block_size: usize, pieces: usize, blocks: usize) {
     let (block_size, path) = (block_size.to_string(), image.to_str().unwrap());
     let fixed = ["-q", "-F", "-E", "nodiscard", "-b", &block_size, "-d"];
     let root = root.to_str().unwrap();
-    run(
-        "/sbin/mke2fs",
-        &[&fixed, &[root][..], options, &[path]].concat(),
-    );
+    run("/sbin/mke2fs", &[&fixed, &[root][..], options, &[path]].concat());
     for number in (1..pieces).step_by(2) {
         let (first, last) = (number * blocks, (number + 1) * blocks - 1);
         let command = format!("fallocate /boot/k {first} {last}");
         run("/sbin/debugfs", &["-w", "-R", &command, path]);
     }
+    let extents = std::process::Command::new("/sbin/debugfs")
+        .args(["-R", "ex /boot/k", path])
+        .output();
+    let extents = String::from_utf8(extents.unwrap().stdout).unwrap();
+    assert_eq!(extents.matches("Uninit").count(), pieces / 2, "{extents}");
     let entry = find(fs::read(&image).unwrap()).unwrap();
-    assert!(read(entry.kernel()) == content, "{options:?} {block_size} {pieces}");
+    assert!(
+        read(entry.kernel()) == content,
+        "{options:?} {block_size} {pieces}"
+    );
 }
 
 #[test]
@@ -59,6 +64,7 @@ fn preallocated_blocks_read_as_zeros() {
     check(&["-t", "ext4"], 1024, 3, 5);
     check(&["-t", "ext4", "-O", "^64bit,^metadata_csum"], 1024, 4, 1);
     // Trees with children, and a file behind the first group.
-    check(&["-t", "ext4", "-I", "256"], 1024, 201, 3);
+    check(&["-t", "ext4"], 1024, 201, 3);
+    check(&["-t", "ext4", "-O", "bigalloc"], 1024, 3, 32);
     check(&["-t", "ext4", "-g", "1024", "-N", "1024"], 1024, 40, 40);
 }

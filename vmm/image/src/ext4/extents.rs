@@ -6,7 +6,7 @@ const MAGIC: u16 = 0xf30a;
 /// Length of the header of a node, and of each entry.
 const ENTRY: usize = 12;
 const MAX_LEVEL: u16 = 5;
-/// Maximum number of blocks of a run. A longer one is preallocated: it has the rest of the length, and reads as zeros.
+/// A length above this marks a preallocated run of (length − this) blocks, which reads as zeros.
 const MAX_LEN: u16 = 0x8000;
 
 /// Blocks of a file that are adjacent.
@@ -29,7 +29,8 @@ pub(super) enum TreeError {
     TooLarge,
 }
 
-/// The runs of the tree with this root, at most `max`, on a filesystem of `blocks` blocks. `read` returns a block of it.
+/// The runs of the tree with this root, at most `max`, on a filesystem of `blocks` blocks. `read` returns one of its
+/// blocks.
 pub(super) fn runs(
     root: &[u8],
     blocks: u64,

@@ -104,7 +104,8 @@ impl Superblock {
 
     /// First byte of the first group's descriptor.
     pub(crate) fn first_descriptor(&self) -> u64 {
-        (u64::from(self.u32(0x14)) + 1) * self.block_size
+        // The block behind the superblock's. With clusters, `s_first_data_block` is 0 for every block size.
+        (SUPERBLOCK_START / self.block_size + 1) * self.block_size
     }
 
     /// The superblock without features that matter to a writer only: a journal (dealt with before), protection
@@ -128,8 +129,8 @@ impl Superblock {
         bytes
     }
 
-    /// First byte of an inode, from the descriptor of its group. `read` reads from the filesystem. `None` if that fails,
-    /// or the descriptors are not with the first (`meta_bg`).
+    /// First byte of an inode, from the descriptor of its group. `read` reads from the filesystem. `None` if that
+    /// fails, or the descriptors are not with the first (`meta_bg`).
     pub(crate) fn inode_location(
         &self,
         number: u64,
