@@ -122,9 +122,7 @@ impl VmiSync {
                 }
                 // Another call has removed it.
                 Some(Err(VmError::NotFound(_))) => continue,
-                Some(Err(refused)) if refused == VmError::being_saved() => {
-                    ("VolumeInUse", refused.to_string())
-                }
+                Some(Err(refused)) if self.is_no_failure(&refused) => ("VolumeInUse", refused.to_string()),
                 Some(Err(refused)) => ("VolumeDetachFailed", refused.to_string()),
                 None => ("VolumeInUse", "the guest has not released it".to_owned()),
             };
@@ -138,6 +136,11 @@ impl VmiSync {
             });
         }
         Ok(left)
+    }
+
+    /// True for an error whose cause is a snapshot, which ends soon, or the end of the VM.
+    fn is_no_failure(&self, error: &VmError) -> bool {
+        *error == VmError::being_saved() || self.vm.running().is_none()
     }
 
     /// Returns removed volumes whose last flush failed, also those that the guest released after the call that removed
@@ -183,8 +186,7 @@ impl VmiSync {
             });
         }
         let failed = |error: VmError| {
-            // The next call plugs it.
-            let reason = match error == VmError::being_saved() {
+            let reason = match self.is_no_failure(&error) {
                 true => "VolumeInUse",
                 false => "VolumeAttachFailed",
             };
