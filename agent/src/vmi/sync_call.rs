@@ -1,6 +1,7 @@
 //! One call of SyncVmi, with the data of the volumes that it plugs.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -180,8 +181,14 @@ impl SyncCall {
                 .into_iter()
                 .map(|(attachment, fd)| (attachment.name, (Token::random(), fd)))
                 .unzip();
-            let sender = FdSender::connect(&self.descriptors)
-                .map_err(|error| Status::unavailable(format!("the shim's fds.sock: {error}")))?;
+            let sender = FdSender::connect(&self.descriptors).map_err(|error| {
+                let text = format!("the shim's fds.sock: {error}");
+                match error.kind() {
+                    // The shim has ended.
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused => Status::unavailable(text),
+                    _ => Status::internal(text),
+                }
+            })?;
             let sent: Vec<_> = fds.iter().map(|(token, fd)| (*token, fd.as_fd())).collect();
             sender
                 .send(&sent)
