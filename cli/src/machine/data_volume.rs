@@ -350,9 +350,11 @@ pub(crate) fn phase(stores: &LocalStores, units: &Units, stored: &StoredObject) 
         .into_iter()
         .chain(units.vms.values())
         .filter(|unit| unit.runs());
-    let text = texts
-        .find_map(|unit| unit.text.split_once(&prefix))
-        .map(|(_, text)| text);
+    let copied = format!(" to {name}: ");
+    let text = texts.find_map(|unit| {
+        let of_copy = || unit.text.split_once("copying ")?.1.split_once(&copied);
+        Some(unit.text.split_once(&prefix).or_else(of_copy)?.1)
+    });
     if let Some(text) = text {
         let share = text
             .strip_suffix(" %")

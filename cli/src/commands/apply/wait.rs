@@ -136,7 +136,7 @@ fn volume_step(volume: DataVolumePhase, unit: Option<&Unit>) -> Step {
     match volume.phase {
         "Succeeded" => Step::Done("the volume is filled".to_owned()),
         "Failed" | "Terminating" => Step::Failed(volume.message),
-        "Pending" if unit.is_none_or(Unit::is_inactive) => {
+        "Pending" if unit.is_none_or(|unit| unit.is_inactive() && !unit.has_job) => {
             Step::Failed("its import was stopped: apply it again".to_owned())
         }
         _ => Step::Busy(match volume.message.as_str() {
