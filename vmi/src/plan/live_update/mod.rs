@@ -392,7 +392,8 @@ impl VmPlan {
             // The addresses of the other disks depend on the missing ones.
             return;
         }
-        // Queues and I/O threads follow from the vCPUs, whose change is reported.
+        // The vCPUs decide the queues and I/O threads, and their change is reported. A change of the settings for them
+        // at the same time is not.
         let resized = self.topology != wanted.topology;
         for disk in &wanted.disks {
             let same = |there: &DiskPlan| {
