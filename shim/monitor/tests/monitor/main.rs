@@ -177,7 +177,7 @@ fn run() -> ExitCode {
         snapshot_with_a_disk_outside_is_restored_once,
         restore_without_a_guest_that_ran_does_not_count,
         disk_is_copied_in_full_on_request,
-        claim_grows_after_the_snapshot,
+        claim_grows_and_volume_is_plugged_after_the_snapshot,
         claim_outside_a_snapshot_grows_when_the_vm_goes_on,
     ]);
     trials.extend(trials![

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use husk_monitor::snapshot;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::sync_vmi_request::RunState;
-use husk_proto::shim::v1::{ResumeRequest, ShutdownRequest, SnapshotDone, SnapshotRequest};
+use husk_proto::shim::v1::{ResumeRequest, ShutdownRequest, SnapshotDone, SnapshotRequest, SyncVmiResponse};
 use husk_vmi::{CacheMode, DiskPlan, DiskSource};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -201,17 +201,24 @@ pub fn disk_is_copied_in_full_on_request() {
     f.is_clean(&[source.pids(), last.pids()].concat());
 }
 
-pub fn claim_grows_after_the_snapshot() {
+pub fn claim_grows_and_volume_is_plugged_after_the_snapshot() {
     let f = Fixture::new();
     let vmi = sync::vmi("saves-slowly", &[]);
-    let mut larger = vmi.clone();
+    let mut larger = sync::vmi("saves-slowly", &["more"]);
     larger["status"] = json!({"volumeStatus": [sync::claim("root", "5Mi")]});
-    let request = sync::wants(&larger, RunState::Unspecified, &[]);
+    let more = f.home().join("more.img");
+    sync::image(&more, MIB);
+    let request = sync::wants(&larger, RunState::Unspecified, &[("more", &more)]);
     let mut vm = f.start(sync::plan(&f, &vmi)).unwrap();
     let mut steps = begin(&f, &vm, &dir(&f, "one"), false).unwrap();
     f.wait(steps.message()).unwrap().unwrap();
     let done = sync::sync(&f, &mut vm, request.clone()).unwrap();
     assert!(done.changes.is_empty() && !done.complete, "{done:?}");
+    let state = |done: &SyncVmiResponse| {
+        let status = sync::volume(done, "more");
+        (status.phase.clone(), status.reason.clone())
+    };
+    assert_eq!(state(&done), ("MountedToPod".into(), "VolumeInUse".into()));
     let bytes = || fs::metadata(f.home().join("root.img")).unwrap().len();
     assert_eq!(bytes(), MIB);
     drop(steps);
@@ -221,7 +228,8 @@ pub fn claim_grows_after_the_snapshot() {
         bytes() == 5 * MIB
     });
     eventually("it is complete", || {
-        sync::sync(&f, &mut vm, request.clone()).unwrap().complete
+        let done = sync::sync(&f, &mut vm, request.clone()).unwrap();
+        done.complete && state(&done).0 == "Ready"
     });
     kill(&mut vm);
     f.is_clean(&vm.pids());
