@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use husk_vmi::MANIFEST_LIMIT;
+
 use crate::key::Key;
 
 /// Error of an object.
@@ -20,6 +22,9 @@ pub enum ObjectError {
     /// The object is of no kind that is stored.
     #[error("{0} is not stored: Husk does not support this kind")]
     Kind(String),
+    /// The file of the object would be larger than a manifest may be.
+    #[error("{0} takes more than {limit} MiB in YAML: make it smaller", limit = MANIFEST_LIMIT >> 20)]
+    TooLarge(Key),
     /// The object is being deleted.
     #[error("{0} is being deleted: wait until that is complete")]
     Deleting(Key),

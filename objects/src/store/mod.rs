@@ -189,7 +189,11 @@ impl ObjectStore {
         };
         let new = complete(manifest, &key, &old);
         // As it will be read: without null values, which a manifest may have.
-        let object = StoredObject::parse(key.clone(), &path, &text(&path, &new)?)?;
+        let text = text(&path, &new)?;
+        if text.len() > MANIFEST_LIMIT {
+            return Err(ObjectError::TooLarge(key));
+        }
+        let object = StoredObject::parse(key.clone(), &path, &text)?;
         let outcome = match &before {
             None => Outcome::Created,
             Some(before) if before.value() == object.value() => Outcome::Unchanged,

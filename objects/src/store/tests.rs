@@ -43,6 +43,23 @@ fn an_object_is_created_configured_and_unchanged() {
 }
 
 #[test]
+fn an_object_that_is_too_large_in_yaml_is_refused() {
+    let (folder, store) = store();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "lines"},
+        "data": {"lines": "a\n".repeat(400_000)},
+    });
+    let error = store.apply(&map).unwrap_err();
+    assert!(matches!(error, ObjectError::TooLarge(_)), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("takes more than 1 MiB in YAML: make it smaller")
+    );
+    assert!(store.read().expect("read").objects.is_empty() && folder.path().exists());
+}
+
+#[test]
 fn null_values_do_not_change_an_object() {
     let (_folder, store) = store();
     let mut object = vm("Halted");
