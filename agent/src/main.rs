@@ -16,9 +16,9 @@ use husk_agent::api_client;
 use husk_agent::device_plugin::{DevicePlugin, node_devices};
 use husk_agent::event::EventSender;
 use husk_agent::monitoring::{self, Readiness};
-use husk_agent::node::{LauncherPods, NodeActor, NodeShim, ShimUsers};
+use husk_agent::node::{LauncherPods, NodeActor, NodeShim, ShimUsers, follow_configuration};
 use husk_agent::rest::{self, VsockCertificateDir};
-use husk_agent::service::{self, CertificateFiles};
+use husk_agent::service::{self, CertificateFiles, TlsOptions};
 use husk_agent::vmi::{PodsDir, RuntimeDir, VmiController};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -172,10 +172,18 @@ async fn run(args: Args) -> Result<(), String> {
     let monitoring_listener = bind(args.metrics_address)?;
     let (rest_settings, rest_tls) = watch::channel(None);
     let (monitoring_settings, monitoring_tls) = watch::channel(None);
+    let (tls_options, followed_options) = watch::channel(TlsOptions::default());
+    tasks.spawn(follow_configuration(
+        client.clone(),
+        TlsOptions::of,
+        tls_options,
+        stopped.clone(),
+    ));
     let files = CertificateFiles::new(args.certificate_dir);
     tasks.spawn(files.follow(
         client.clone(),
         args.kubevirt_namespace,
+        followed_options,
         rest_settings,
         monitoring_settings,
         stopped.clone(),

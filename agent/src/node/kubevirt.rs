@@ -112,37 +112,47 @@ pub async fn follow_gate(
     client: Client,
     gate: &str,
     is_on: watch::Sender<bool>,
+    stop: watch::Receiver<bool>,
+) {
+    follow_configuration(client, |kubevirt| has_gate(kubevirt, gate), is_on, stop).await;
+}
+
+/// Follows what `read` returns of the KubeVirt object, until `stop` is true. Without the object it is the default.
+pub async fn follow_configuration<T: Default>(
+    client: Client,
+    read: impl Fn(&DynamicObject) -> T,
+    value: watch::Sender<T>,
     mut stop: watch::Receiver<bool>,
 ) {
     let events = watcher(api(client), watch_config()).backoff(backoff());
     tokio::select! {
-        () = follow(gate, events, is_on) => {}
+        () = follow(read, events, value) => {}
         () = stopped(&mut stop) => {}
     }
 }
 
-/// Follows the gate by the events of the KubeVirt object, of which a cluster has one.
-async fn follow(
-    gate: &str,
+/// Follows a value by the events of the KubeVirt object, of which a cluster has one.
+async fn follow<T: Default>(
+    read: impl Fn(&DynamicObject) -> T,
     events: impl Stream<Item = watcher::Result<Event<DynamicObject>>>,
-    is_on: watch::Sender<bool>,
+    value: watch::Sender<T>,
 ) {
     let mut events = pin!(events);
     let mut failure = WatchError::default();
-    let mut is_listed = false;
+    let mut listed = T::default();
     loop {
         match events.try_next().await {
-            Ok(Some(Event::Init)) => is_listed = false,
-            Ok(Some(Event::InitApply(object))) => is_listed |= has_gate(&object, gate),
+            Ok(Some(Event::Init)) => listed = T::default(),
+            Ok(Some(Event::InitApply(object))) => listed = read(&object),
             Ok(Some(Event::InitDone)) => {
                 failure.clear();
-                is_on.send_replace(is_listed);
+                value.send_replace(std::mem::take(&mut listed));
             }
             Ok(Some(Event::Apply(object))) => {
                 failure.clear();
-                is_on.send_replace(has_gate(&object, gate));
+                value.send_replace(read(&object));
             }
-            Ok(Some(Event::Delete(_))) => drop(is_on.send_replace(false)),
+            Ok(Some(Event::Delete(_))) => drop(value.send_replace(T::default())),
             // The stream goes on with a delay, and has no end.
             Err(error) => failure.log("KubeVirt", &error),
             Ok(None) => return,
@@ -225,7 +235,8 @@ mod tests {
         let (events, sent) = mpsc::unbounded_channel();
         let sent = stream::unfold(sent, async |mut sent| Some((sent.recv().await?, sent)));
         let (is_on, mut seen) = watch::channel(false);
-        let following = tokio::spawn(async move { follow("VSOCK", sent.boxed(), is_on).await });
+        let read = |kubevirt: &DynamicObject| has_gate(kubevirt, "VSOCK");
+        let following = tokio::spawn(async move { follow(read, sent.boxed(), is_on).await });
         let list = |object: DynamicObject| vec![Event::Init, Event::InitApply(object), Event::InitDone];
         for (changes, wanted) in [
             (list(with()), true),

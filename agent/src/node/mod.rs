@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
-pub use kubevirt::{InstalledKubeVirt, configuration_version, follow_gate};
+pub use kubevirt::{InstalledKubeVirt, configuration_version, follow_configuration, follow_gate};
 pub use leaving::{LauncherPods, NodeShim, ShimRemoval, ShimUsers};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".

@@ -4,6 +4,7 @@ mod listen;
 mod open;
 mod owner_limits;
 mod tls;
+mod tls_options;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use listen::listen;
 use open::{OpenConnections, Requests};
 pub use owner_limits::{OwnerLimits, Permit};
 pub use tls::{CertificateFiles, TlsSettings};
+pub use tls_options::TlsOptions;
 
 /// Maximum time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -25,6 +25,8 @@ use tokio_rustls::server::TlsStream;
 use tracing::{info, warn};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::tls_options::TlsOptions;
+
 /// Common name of virt-api's client certificate.
 const CLIENT: &str = "kubevirt.io:system:client:virt-handler";
 /// ConfigMap of KubeVirt's CAs, and its key.
@@ -59,7 +61,12 @@ impl TlsSettings {
     ///
     /// # Errors
     /// One of them is not valid; the text says which.
-    pub fn for_virt_api(chain: &[u8], key: &[u8], cas: &[u8]) -> Result<TlsSettings, String> {
+    pub fn for_virt_api(
+        chain: &[u8],
+        key: &[u8],
+        cas: &[u8],
+        options: &TlsOptions,
+    ) -> Result<TlsSettings, String> {
         let mut roots = RootCertStore::empty();
         let (_, refused) = roots.add_parsable_certificates(certificates(cas, "the CA bundle")?);
         if roots.is_empty() {
@@ -71,7 +78,7 @@ impl TlsSettings {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .build()
             .map_err(|error| format!("the CA bundle: {error}"))?;
-        let config = config()?.with_client_cert_verifier(verifier);
+        let config = config(options)?.with_client_cert_verifier(verifier);
         TlsSettings::new(config, chain, key, Clients::VirtApi)
     }
 
@@ -79,8 +86,9 @@ impl TlsSettings {
     ///
     /// # Errors
     /// The certificate chain or its key is not valid; the text says which.
-    pub fn for_anyone(chain: &[u8], key: &[u8]) -> Result<TlsSettings, String> {
-        TlsSettings::new(config()?.with_no_client_auth(), chain, key, Clients::Anyone)
+    pub fn for_anyone(chain: &[u8], key: &[u8], options: &TlsOptions) -> Result<TlsSettings, String> {
+        let config = config(options)?.with_no_client_auth();
+        TlsSettings::new(config, chain, key, Clients::Anyone)
     }
 
     fn new(
@@ -121,9 +129,9 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-fn config() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, String> {
-    ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
+fn config(options: &TlsOptions) -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, String> {
+    ServerConfig::builder_with_provider(Arc::new(options.provider()))
+        .with_protocol_versions(options.versions())
         .map_err(|error| error.to_string())
 }
 
@@ -171,22 +179,24 @@ impl CertificateFiles {
         Ok((read("tls.crt")?, read("tls.key")?))
     }
 
-    fn for_virt_api(&self, cas: &[u8]) -> Result<TlsSettings, String> {
+    fn for_virt_api(&self, cas: &[u8], options: &TlsOptions) -> Result<TlsSettings, String> {
         let (chain, key) = self.read()?;
-        TlsSettings::for_virt_api(&chain, &key, cas)
+        TlsSettings::for_virt_api(&chain, &key, cas, options)
     }
 
-    fn for_anyone(&self) -> Result<TlsSettings, String> {
+    fn for_anyone(&self, options: &TlsOptions) -> Result<TlsSettings, String> {
         let (chain, key) = self.read()?;
-        TlsSettings::for_anyone(&chain, &key)
+        TlsSettings::for_anyone(&chain, &key, options)
     }
 
-    /// Keeps the settings `virt_api` up to date with the files and the CAs in the namespace `namespace`, and the
-    /// settings `anyone` with the files. What cannot be used is logged, and the settings before it stay.
+    /// Keeps the settings `virt_api` up to date with the files, the options and the CAs in the namespace `namespace`,
+    /// and the settings `anyone` with the files and the options. What cannot be used is logged, and the settings before
+    /// it stay.
     pub async fn follow(
         self,
         client: Client,
         namespace: String,
+        mut options: watch::Receiver<TlsOptions>,
         virt_api: SettingsSender,
         anyone: SettingsSender,
         mut stop: watch::Receiver<bool>,
@@ -196,8 +206,9 @@ impl CertificateFiles {
         let mut maps = std::pin::pin!(watcher(api, config).backoff(backoff()));
         let mut failure = WatchError::default();
         let mut modified = self.modified();
+        let mut used = options.borrow_and_update().clone();
         if modified.is_some() {
-            publish("monitoring", self.for_anyone(), &anyone);
+            publish("monitoring", self.for_anyone(&used), &anyone);
         }
         let mut cas: Option<Vec<u8>> = None;
         loop {
@@ -213,17 +224,23 @@ impl CertificateFiles {
                     Ok(_) => {}
                     Err(error) => failure.log("ConfigMap", &error),
                 },
+                Ok(()) = options.changed() => {}
                 () = sleep(FILES_INTERVAL) => {}
                 () = stopped(&mut stop) => return,
             }
-            let now = self.modified();
-            let new_files = now != modified;
-            modified = now;
-            if new_files {
-                publish("monitoring", self.for_anyone(), &anyone);
+            let now = (self.modified(), options.borrow_and_update().clone());
+            let is_new = (now.0, &now.1) != (modified, &used);
+            if now.1 != used && now.1.lacks_ciphers() {
+                warn!(
+                    "tlsConfiguration of the KubeVirt object has no cipher of the agent: it serves TLS 1.3 only"
+                );
             }
-            if let Some(cas) = cas.as_ref().filter(|_| new_cas || new_files) {
-                publish("REST", self.for_virt_api(cas), &virt_api);
+            (modified, used) = now;
+            if is_new && modified.is_some() {
+                publish("monitoring", self.for_anyone(&used), &anyone);
+            }
+            if let Some(cas) = cas.as_ref().filter(|_| new_cas || is_new) {
+                publish("REST", self.for_virt_api(cas, &used), &virt_api);
             }
         }
     }
@@ -244,13 +261,16 @@ mod tests {
     use super::*;
     use crate::testing::api_server::ApiServer;
     use crate::testing::authority::{Authority, Identity};
+    use rustls::ProtocolVersion;
 
     #[test]
     fn a_ca_that_cannot_be_used_does_not_cost_the_others() {
         let authority = Authority::new();
         let Identity { certificate, key } = authority.server();
-        let settings =
-            |cas: &str| TlsSettings::for_virt_api(certificate.as_bytes(), key.as_bytes(), cas.as_bytes());
+        let settings = |cas: &str| {
+            let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
+            TlsSettings::for_virt_api(certificate, key, cas.as_bytes(), &TlsOptions::default())
+        };
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         settings(&format!("{broken}{}", authority.pem())).unwrap();
         let error = settings(broken).unwrap_err();
@@ -269,9 +289,44 @@ mod tests {
         let (anyone, mut for_anyone) = watch::channel(None);
         let (_stop, stopped) = watch::channel(false);
         let files = CertificateFiles::new(dir.path().to_owned());
-        tokio::spawn(files.follow(api.client(), "kubevirt".to_owned(), virt_api, anyone, stopped));
+        let (options, for_files) = watch::channel(TlsOptions::default());
+        let namespace = "kubevirt".to_owned();
+        tokio::spawn(files.follow(api.client(), namespace, for_files, virt_api, anyone, stopped));
         let settings = for_anyone.wait_for(Option::is_some).await.unwrap().clone();
         assert_eq!(settings.unwrap().clients, Clients::Anyone);
         assert!(for_virt_api.borrow().is_none());
+        for_anyone.borrow_and_update();
+        options.send_replace(tls13());
+        for_anyone.changed().await.unwrap();
+    }
+
+    fn tls13() -> TlsOptions {
+        let object = serde_json::json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt"},
+            "spec": {"configuration": {"tlsConfiguration": {"minTLSVersion": "VersionTLS13"}}},
+        });
+        TlsOptions::of(&serde_json::from_value(object).unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_the_versions_of_the_options_are_served() {
+        let authority = Authority::new();
+        let Identity { certificate, key } = authority.server();
+        let version = async |options: &TlsOptions, of_client| {
+            let settings = TlsSettings::for_anyone(certificate.as_bytes(), key.as_bytes(), options).unwrap();
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (server, _) = listener.accept().await.unwrap();
+            let client = authority.handshake_in(of_client, client, None);
+            let (served, client) = tokio::join!(settings.accept(server), client);
+            assert_eq!(served.is_ok(), client.is_ok());
+            client.ok()?.get_ref().1.protocol_version()
+        };
+        let (old, new) = (&[&rustls::version::TLS12][..], rustls::ALL_VERSIONS);
+        let (any, only) = (TlsOptions::default(), tls13());
+        assert_eq!(version(&any, old).await, Some(ProtocolVersion::TLSv1_2));
+        assert_eq!(version(&any, new).await, Some(ProtocolVersion::TLSv1_3));
+        assert_eq!(version(&only, old).await, None);
+        assert_eq!(version(&only, new).await, Some(ProtocolVersion::TLSv1_3));
     }
 }

@@ -10,12 +10,12 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::service::TlsSettings;
+use crate::service::{TlsOptions, TlsSettings};
 
 /// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -70,7 +70,8 @@ impl Authority {
     pub fn settings(&self) -> TlsSettings {
         let Identity { certificate, key } = self.server();
         let cas = self.0.pem();
-        TlsSettings::for_virt_api(certificate.as_bytes(), key.as_bytes(), cas.as_bytes()).unwrap()
+        let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
+        TlsSettings::for_virt_api(certificate, key, cas.as_bytes(), &TlsOptions::default()).unwrap()
     }
 
     /// A server in a guest, with a certificate of its own, that wants a client of this authority.
@@ -108,12 +109,23 @@ impl Authority {
         stream: TcpStream,
         identity: Option<&Identity>,
     ) -> io::Result<TlsStream<TcpStream>> {
+        self.handshake_in(rustls::DEFAULT_VERSIONS, stream, identity)
+            .await
+    }
+
+    /// A TLS connection over `stream` in one of these versions.
+    pub async fn handshake_in(
+        &self,
+        versions: &[&'static SupportedProtocolVersion],
+        stream: TcpStream,
+        identity: Option<&Identity>,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_slice(self.0.pem().as_bytes()).unwrap();
         roots.add(ca).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(roots);
         let config = match identity {

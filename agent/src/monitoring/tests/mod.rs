@@ -13,6 +13,7 @@ mod crowds;
 
 use super::*;
 use crate::event::EventSender;
+use crate::service::TlsOptions;
 use crate::testing::api_server::ApiServer;
 use crate::testing::authority::{Authority, Identity};
 use crate::vmi::testing::{NODE, scheduled};
@@ -59,7 +60,8 @@ impl Agent {
             plugins: vec![("kvm", registered)],
         };
         let Identity { certificate, key } = authority.server();
-        let settings = TlsSettings::for_anyone(certificate.as_bytes(), key.as_bytes()).unwrap();
+        let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
+        let settings = TlsSettings::for_anyone(certificate, key, &TlsOptions::default()).unwrap();
         let (_, tls) = watch::channel(Some(Arc::new(settings)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
