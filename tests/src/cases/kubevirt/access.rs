@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "kubevirt-access",
-    about: "metrics and probes; another node's agent cannot change a VMI; clients need virt-api's certificate; other VMIs stay off the node",
+    about: "metrics and probes; tlsConfiguration; another node's agent cannot change a VMI; clients need virt-api's certificate; other VMIs stay off the node",
     limit: Duration::from_secs(600),
     run,
 };
@@ -28,6 +28,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     c.until(VMI, VM, ".status.phase", "Running")?;
     c.guest_does(VM, "test -s /www/boot-id")?;
     ctx.part("probes and metrics", || metrics(c));
+    ctx.part("TLS versions", || tls_versions(c));
     ctx.part("another node's agent", || other_agent(ctx, c));
     ctx.part("clients without a certificate", || no_certificate(c));
     c.delete("node", OTHER_NODE)?;
@@ -148,6 +149,28 @@ fn request(address: &str, certificate: &[String], line: &str) -> Result<String> 
 fn agent(c: &KubeVirt<'_>) -> Result<String> {
     let agents = c.in_namespace("kubevirt");
     agents.field("pods", "-lkubevirt.io=virt-handler", ".items[0].status.podIP")
+}
+
+/// The agent serves the versions of the KubeVirt object, from its next connection on.
+fn tls_versions(c: &KubeVirt<'_>) -> Result<()> {
+    let address = format!("{}:8443", agent(c)?);
+    let serves = |version: &str| -> Result<bool> {
+        let answer = request(&address, &[version.to_owned()], "GET /healthz")?;
+        Ok(answer.contains("HTTP/1.1 200"))
+    };
+    let kubevirt = c.in_namespace("kubevirt");
+    for (minimum, has_12) in [(json!("VersionTLS13"), false), (Value::Null, true)] {
+        ensure!(serves("-tls1_2")? != has_12, "before minTLSVersion {minimum}");
+        let change = json!({"spec": {"configuration": {"tlsConfiguration": {"minTLSVersion": minimum}}}});
+        kubevirt.patch("kubevirt", "kubevirt", &["--type=merge"], &change)?;
+        c.until_true("the agent serves other versions", || {
+            met(serves("-tls1_2")? == has_12, || {
+                format!("minTLSVersion {minimum}")
+            })
+        })?;
+        ensure!(serves("-tls1_3")?, "TLS 1.3 with minTLSVersion {minimum}");
+    }
+    Ok(())
 }
 
 fn metrics(c: &KubeVirt<'_>) -> Result<()> {
