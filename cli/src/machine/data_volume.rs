@@ -380,6 +380,7 @@ mod tests {
 
     use super::*;
     use crate::machine::object_files::ObjectFiles;
+    use crate::machine::systemd::Unit;
     use crate::machine::{Data, store_templates, test_manifests};
 
     #[test]
@@ -449,6 +450,38 @@ mod tests {
                 "Terminating"
             )
         );
+    }
+
+    #[test]
+    fn an_import_and_a_copy_show_their_progress() {
+        let folder = tempfile::tempdir().unwrap();
+        let stores = LocalStores::at(folder.path());
+        let manifest = test_manifests::data_volume("data", &json!({"blank": {}}));
+        let stored = stores.objects.apply(&manifest).unwrap().object;
+        let volume = vm::name(&stored.key);
+        let source: VmRef = "default/source".parse().unwrap();
+        let shown = |text: String| {
+            let unit = Unit {
+                active: "active".to_owned(),
+                text,
+                ..Unit::default()
+            };
+            let units = Units {
+                imports: [(volume.clone(), unit)].into(),
+                ..Units::default()
+            };
+            let phase = phase(&stores, &units, &stored);
+            (phase.phase, phase.progress)
+        };
+        let half = ("ImportInProgress", "50.0%".to_owned());
+        assert_eq!(shown(format!("importing {volume}: 50.0 %")), half);
+        assert_eq!(shown(format!("copying {source} to {volume}: 50.0 %")), half);
+        for other in [
+            format!("importing {source}: 50.0 %"),
+            format!("copying {volume} to {source}: 50.0 %"),
+        ] {
+            assert_eq!(shown(other).0, "Pending");
+        }
     }
 
     #[test]
