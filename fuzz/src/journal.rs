@@ -76,7 +76,7 @@ struct Model {
     exact: bool,
 }
 
-/// What a transaction does to `/boot/kernel` at its commit.
+/// The changes of `/boot/kernel` that a transaction makes when it is committed.
 #[derive(Default)]
 struct Transaction {
     copies: Vec<(usize, (u8, bool))>,

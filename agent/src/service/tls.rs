@@ -232,7 +232,7 @@ impl CertificateFiles {
             let is_new = (now.0, &now.1) != (modified, &used);
             if now.1 != used && now.1.lacks_ciphers() {
                 warn!(
-                    "tlsConfiguration of the KubeVirt object has no cipher of the agent: it serves TLS 1.3 only"
+                    "the agent has no cipher of the KubeVirt object's tlsConfiguration: it serves TLS 1.3 only"
                 );
             }
             (modified, used) = now;

@@ -9,7 +9,8 @@ use rustls::{SupportedCipherSuite, SupportedProtocolVersion};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsOptions {
     only_tls13: bool,
-    /// Ciphers of TLS 1.2 by their IANA names; all if it is empty. Those of TLS 1.3 are not chosen, as in Go.
+    /// Ciphers of TLS 1.2 by their IANA names; all if it is empty. As in virt-handler, the list does not limit those of
+    /// TLS 1.3.
     ciphers: Vec<String>,
 }
 
@@ -27,7 +28,7 @@ impl TlsOptions {
         }
     }
 
-    /// True if TLS 1.2 is allowed, but with ciphers only that the agent does not have.
+    /// True if TLS 1.2 is allowed, but the agent has none of the listed ciphers.
     pub(super) fn lacks_ciphers(&self) -> bool {
         !self.only_tls13 && self.versions() == [&TLS13]
     }

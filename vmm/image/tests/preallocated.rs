@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::*;
 
-/// What the disk had before the filesystem was made: it is in the blocks that were never written.
+/// The byte that fills the disk before mke2fs. Blocks that are never written keep it.
 const STALE: u8 = 0xaa;
 
 /// A file of `len` bytes whose pieces of `piece` bytes are by turns data and nothing.

@@ -131,7 +131,7 @@ impl Waits {
     }
 }
 
-/// The progress of a volume whose import was started as `unit`, which is looked at before the volume.
+/// The progress of a volume. `unit` is the unit of its import, as it was before the volume was looked at.
 fn volume_step(volume: DataVolumePhase, unit: Option<&Unit>) -> Step {
     match volume.phase {
         "Succeeded" => Step::Done("the volume is filled".to_owned()),

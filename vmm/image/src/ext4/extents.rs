@@ -21,7 +21,7 @@ pub(super) struct Run {
     pub unwritten: bool,
 }
 
-/// Why a tree cannot be used.
+/// An error of a tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TreeError {
     Damaged,

@@ -17,7 +17,7 @@ const REGULAR: u16 = 0x8000;
 
 const FLAG_EXTENTS: u32 = 0x8_0000;
 
-/// An inode, as far as every version has it.
+/// The part of an inode that every revision of the filesystem has.
 struct Inode([u8; INODE_SIZE]);
 
 impl Inode {
@@ -105,7 +105,7 @@ fn inode(reader: &Reader, number: u64) -> Option<Inode> {
     Some(Inode(bytes))
 }
 
-/// The entry `name` of a directory. An index of its names looks like entries that are not in use.
+/// The inode of the entry `name` of a directory. The blocks of an index have entries too, which are not in use.
 fn child(reader: &Reader, directory: &Inode, name: &[u8]) -> Option<Inode> {
     if !directory.has_type(DIRECTORY) || directory.size() > MAX_DIR {
         return None;
